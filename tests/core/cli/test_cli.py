@@ -17,7 +17,6 @@ from click.testing import Result
 
 from pyperf_suite.cli.history import table_of
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import write_for_user
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.probes import probe_names
 from pyperf_suite.record.case import Case
@@ -192,11 +191,3 @@ def test_another_suffix_and_no_pyarrow_are_each_one_sentence(records, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="pip install pyarrow"):
         table_of(records, ".parquet")
-
-
-def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):
-    (tmp_path / "there").write_bytes(b"older")
-    (tmp_path / "link").symlink_to("there")
-    write_for_user(tmp_path / "link", b"newer")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "there").read_bytes() == b"newer"

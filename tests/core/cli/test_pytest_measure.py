@@ -527,26 +527,6 @@ def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--suite-processes", "0"), "--suite-processes 0"),
-        (("--suite-deadline", "0"), "--suite-deadline 0"),
-        (("--suite-profile", "thorough"), "'thorough'"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_where_tests_cannot_be_measured_one_sentence_says_why(pytester, arguments, words, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
-        monkeypatch.delenv(name)
-    pytester.makepyfile(test_small=SMALL)
-    result = pytester.runpytest_inprocess("--suite-measure", *arguments)
-    output = "\n".join(result.outlines + result.errlines)
-    assert result.ret == 2
-    assert words in output
-    assert "Traceback" not in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         (("-n", "1"), "pytest-xdist"),
         (("-p", "no:benchmark"), "pytest-benchmark"),
         (("-p", "breaks_children"), "could not be started"),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings import axes as module
 from pyperf_suite.findings.axes import (
+    AxisTable,
     Flag,
     Shape,
     Sizes,
     by,
+    every_size,
     overrides_for,
     parse_overrides,
     replace_axes,
+    size_name,
+    size_ticks,
     sizes,
 )
 from pyperf_suite.hardware.devices import Device
@@ -67,25 +72,6 @@ def test_what_is_no_axis_or_a_value_that_does_not_fit_is_named_in_one_sentence(t
 
 
 @pytest.mark.parametrize(
-    ("limit", "allowed", "refused", "bound"),
-    [
-        (Within(1), (1, 7, math.inf), (0.99, math.nan), "is at least 1"),
-        (Within(upper=4), (4, -7), (5, math.nan), "is at most 4"),
-        (Within(-1, 1), (-1, 0, 1), (-1.01, 1.01, math.nan), "lies between -1 and 1"),
-        (OneOf({"a": 1, "b": 2}), ("a", "b"), ("", "A", "ab"), "choose from a, b"),
-    ],
-)
-def test_a_limit_has_its_bounds_in_it_and_names_them(
-    limit: Any, allowed: tuple[Any, ...], refused: tuple[Any, ...], bound: str
-) -> None:
-    for value in allowed:
-        limit.check("axis", value)
-    for value in refused:
-        with pytest.raises(UserError, match=f"axis={value} was requested.*{bound}"):
-            limit.check("axis", value)
-
-
-@pytest.mark.parametrize(
     ("axis", "on_cpu", "on_gpu"),
     [
         (by((1,), (2,), (3,)), [1, 2, 3, 1], [1, 2, 3, 1]),
@@ -101,6 +87,21 @@ def test_a_profile_has_its_own_values_or_those_before_it_and_a_gpu_may_have_othe
     for device, expected in ((CPU, on_cpu), (GPU, on_gpu)):
         found = [axis.of(profile, device) for profile in ("quick", "standard", "full", "of a command")]
         assert found == [(each,) for each in expected]
+
+
+def test_what_is_left_out_of_a_table_is_quick_on_a_cpu_and_workers_and_ranks_are_those_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass(frozen=True)
+    class Table(AxisTable):
+        k: tuple[int, ...] = by((1,), full=(3,), cuda=(5,))
+        name: str = "usual"
+
+    assert (Table(), Table.of("full", CPU)) == (Table((1,), "usual"), Table((3,), "usual"))
+    monkeypatch.setattr(module.cpu, "detect", lambda: SimpleNamespace(usable_cores=6))
+    monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(multiprocessors=count) for count in (132, 144)])
+    assert (module.all_cores(CPU), module.one_and_all_cores(CPU), module.multiprocessors(GPU)) == ((6,), (1, 6), (144,))
+    assert (module.ranks_of(2, 4)(CPU), module.a_rank_a_gpu(GPU)) == ((2, 4), (2,))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,14 @@ def test_a_profile_has_its_own_values_or_those_before_it_and_a_gpu_may_have_othe
 def test_a_ladder_of_sizes_is_in_powers_of_1024_bytes(text: str, ladder: tuple[int, ...], written: str) -> None:
     assert (Sizes.parse(text).ladder(), str(Sizes.parse(text))) == (ladder, written)
     assert sizes(text, "7") == (Sizes.parse(written), Sizes(7, 7))
+
+
+def test_sizes_have_names_and_those_of_several_ladders_are_each_there_once() -> None:
+    assert [size_name(size) for size in (3, 65536, 5 << 20)] == ["3 B", "64 KiB", "5 MiB"]
+    assert size_ticks([1024]) == ((1024.0, "1 KiB"),)
+    assert every_size([Sizes(1, 4), Sizes(2, 8, 4)]) == [1, 2, 4, 8]
+    assert [Flag.parse(text) for text in ("true", " False ")] == [Flag(True), Flag(False)]
+    assert (Shape.parse("1x2 x3"), str(Shape(1, 2, 3))) == (Shape(1, 2, 3), "1x2x3")
 
 
 @pytest.mark.parametrize(

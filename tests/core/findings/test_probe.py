@@ -57,12 +57,6 @@ def test_axes_without_a_case_are_refused_in_one_sentence(
         probe.cases("quick", CPU, overrides)
 
 
-def test_a_case_that_cannot_be_is_refused_before_anything_is_measured(probe: Probe, product: Any) -> None:
-    impossible = replace(probe, sweep=lambda _: [product(16).case, product(16, "abacus").case])
-    with pytest.raises(UserError, match="abacus"):
-        impossible.cases("quick", CPU)
-
-
 @pytest.mark.parametrize(("busy", "cases", "is_listed"), [(1, 3, True), (2, 4, True), (2, 3, False)])
 def test_of_cases_that_were_mostly_never_seen_undisturbed_sentences_are_counted_and_not_listed(
     probe: Probe, product: Any, busy: int, cases: int, is_listed: bool

@@ -56,12 +56,3 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask, words):
     with pytest.raises(ValueError, match=words) as refusal:
         ask()
     assert str(refusal.value).count(". ") == 0
-
-
-def test_operands_that_the_accesses_do_not_allow_are_refused():
-    instance = specialise(64, 64, 32)
-    schedule = instance.schedule(64, 64, 64, "data_parallel")
-    with pytest.raises(ValueError, match=r"B at address 0x2002 .* can be accessed by 2 bytes"):
-        instance.arguments(0x1000, 0x2002, 0x3000, (64, 64, 64), (64, 64, 64), schedule)
-    with pytest.raises(ValueError, match="leading dimension of A is 63, less than its row of 64"):
-        instance.arguments(0x1000, 0x2000, 0x3000, (63, 64, 64), (64, 64, 64), schedule)

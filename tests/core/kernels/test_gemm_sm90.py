@@ -164,13 +164,5 @@ def test_what_cannot_be_is_refused_with_the_limit_and_what_can(ask, words):
         ask()
 
 
-def test_stages_that_are_named_leave_shared_memory_to_store_buffers():
-    assert (specialise(128, 256).stages, specialise(128, 256).store_buffers) == (4, 2)
-    fewer = specialise(128, 256, stages=3)
-    assert (fewer.stages, fewer.store_buffers, fewer.name) == (3, 4, "sm90_bf16_bf16_tn_128x256x64_s3_c1x1_b4")
-    assert specialise(128, 256, stages=4).store_buffers == 2  # 4 take more than there is
-    assert specialise(128, 256, stages=3, store_buffers=1).store_buffers == 1
-
-
 def maps(addresses=(0, 0, 0), leading=(4096, 4096, 4096), specialisation=None):
     return (specialisation or specialise(128, 256)).tensor_maps(*addresses, leading, (4096, 4096, 4096))

@@ -65,30 +65,6 @@ def test_constants_of_a_tile_are_folded_by_the_nvrtc_that_is_here():
     assert metrics_of(specialisation, "sm_80").instructions["LDG"] == loads_by(specialisation)
 
 
-# From 13.2 on NVRTC loads members of class template arguments (findings/class_template_arguments_are_loaded.sh).
-PINNED_NVRTC = re.findall(r"nvidia-cuda-nvrtc==([\d.]+)", (Path(__file__).parents[3] / "constraints.txt").read_text())[
-    0
-]
-LATER_NVRTC = "13.5.37"
-
-
-@pytest.mark.slow
-def test_a_later_nvrtc_makes_of_the_ampere_kernels_the_code_of_the_pinned_one(monkeypatch, request):
-    request.addfinalizer(nvrtc.library.cache_clear)
-    counts = {}
-    for version in (PINNED_NVRTC, LATER_NVRTC):
-        folder = installed("nvidia-cuda-nvrtc", version)
-        monkeypatch.setenv("PYPERF_LIBNVRTC", str(folder / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"))
-        nvrtc.library.cache_clear()
-        assert version.startswith("{}.{}.".format(*nvrtc.version()))
-        counts[version] = {one.name: metrics_of(one, "sm_80").instructions for one in default_set()}
-    for name, pinned in counts[PINNED_NVRTC].items():
-        later = counts[LATER_NVRTC][name]
-        assert later["all"] <= 1.05 * pinned["all"], name
-        for loads in ("LDG", "LDS", "LDGSTS", "LDSM"):
-            assert later[loads] == pinned[loads], (name, loads)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
@@ -211,19 +187,6 @@ def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel_but_one_rival(
     # Serialised, each wgmma is followed by a wait for all: the machine code itself, whatever ptxas warns of.
     serialised = {name for name, kernel in compiled["kernels"].items() if kernel["waits_for_all"] >= kernel["wgmmas"]}
     assert serialised <= {"triton_attention_bf16_d64_causal_128x128_s2_w4_descriptors"}
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "words"),
-    [
-        ("not C++", "sm_80", "bad.cu for sm_80"),
-        ("int f() { return undeclared; }", "sm_80", 'identifier "undeclared" is undefined'),
-        ("", "sm_1", "sm_1"),
-    ],
-)
-def test_what_does_not_compile_says_why(source, target, words):
-    with pytest.raises(nvrtc.DoesNotCompile, match=words):
-        nvrtc.compile_cubin("bad.cu", source, {}, target)
 
 
 @pytest.mark.slow

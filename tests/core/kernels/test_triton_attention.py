@@ -167,16 +167,6 @@ def test_a_shape_that_cannot_be_is_refused_in_one_sentence(sizes, words):
     assert ". " not in str(refusal.value)
 
 
-def test_causal_with_more_queries_than_keys_and_gradients_of_a_forward_configuration_are_refused():
-    pytest.importorskip("torch")
-    for kind, backward in ((Attention, False), (Gradients, True)):
-        configuration = Configuration(16, 16, 16, causal=True, backward=backward)
-        with pytest.raises(ValueError, match="leaves the first 3 without a key"):
-            kind(configuration, Shape(1, 1, 1, 8, 5), "cpu")
-    with pytest.raises(ValueError, match="set backward"):
-        Gradients(Configuration(16, 16, 16), Shape(1, 1, 1, 8, 8), "cpu")
-
-
 def test_programs_and_padding_are_counted_as_the_law_counts_them():
     pytest.importorskip("torch")
     configuration = Configuration(128, 64, 80)

@@ -6,13 +6,11 @@ import pytest
 
 from pyperf_suite.kernels.disassembly import disassemble
 from pyperf_suite.kernels.matmul import (
-    UNHINTED,
     Configuration,
     GroupedProduct,
     Product,
     compile_for,
     default_set,
-    kernel_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -142,16 +140,6 @@ def test_a_compiler_that_is_not_told_what_divides_drops_the_pipeline(target, tri
     shared = [each.shared_bytes for each in binaries]
     assert shared == sorted(shared, reverse=True)
     assert shared[0] > shared[1]
-
-
-@pytest.mark.parametrize("hints", UNHINTED)
-def test_a_launch_is_specialised_by_the_hints_that_machine_code_was_compiled_with(hints):
-    pytest.importorskip("triton")
-    usual, asked = kernel_of("all"), kernel_of(hints)
-    unhinted = {each.name for each in asked.params if each.do_not_specialize_on_alignment}
-    assert unhinted == set(UNHINTED[hints]) <= set(asked.arg_names)
-    assert [each.do_not_specialize for each in asked.params] == [each.do_not_specialize for each in usual.params]
-    assert asked.fn is usual.fn
 
 
 GROUPED = Configuration((16, 32, 16))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure.power import GpuSlices, Meter, SettleRule, settle
-from pyperf_suite.measure.sampling import SteadyRule, StopRule, sampling, to_the_end
-from tests.core.measure.fake_gpu import CAP_W, HIGHEST_HZ, IDLE_W, REFERENCE_HZ, FakeGpu, FakeGpuStopwatch, Kernel
+from tests.core.measure.fake_gpu import CAP_W, IDLE_W, REFERENCE_HZ, FakeGpu, FakeGpuStopwatch, Kernel
 
 NUMBERS = itertools.count()
 
@@ -19,24 +18,6 @@ NUMBERS = itertools.count()
 def uuid() -> str:
     """A GPU that no other test has paused."""
     return f"GPU-of-test-{next(NUMBERS)}"
-
-
-def load(kernel: Kernel, gpu: FakeGpu, uuid: str = "", rule: SettleRule | None = None):
-    """The load as it settled, watts of its end and seconds, clock of a launch then."""
-    watch, meter = FakeGpuStopwatch(gpu, kernel), Meter(gpu, uuid, gpu.clock)
-    found = settle(int, watch, 0, 1, kernel.seconds, meter, rule, gpu.clock)
-    return found, found.watts(meter(), gpu.now_s), gpu.launch(kernel)
-
-
-def test_a_kernel_that_draws_a_tenth_more_power_is_slower_under_a_load_that_has_settled():
-    (_, frugal_w, frugal), (settled, greedy_w, greedy) = (load(Kernel(5e-4, watts), FakeGpu(4)) for watts in (800, 880))
-    assert settled.is_settled
-    assert 10 <= settled.seconds < 11
-    assert greedy[0] / frugal[0] > 1.02
-    # Both draw what the cap allows, so that the slower one takes more joules a launch.
-    assert frugal_w == pytest.approx(CAP_W, rel=0.01)
-    assert greedy_w == pytest.approx(CAP_W, rel=0.01)
-    assert settled.busy == pytest.approx(1.0, abs=0.01)
 
 
 class Rising:
@@ -74,24 +55,6 @@ def test_a_load_whose_clock_rises_is_not_sampled_before_it_settles(hz_per_s, set
         assert settled_after_s <= settled.seconds <= settled_after_s + 2.1
         assert watch.hz == 1441e6
     assert settled.launches == round(1e3 * watch.now_s)
-
-
-def test_samples_of_a_load_come_after_it_has_settled():
-    gpu = FakeGpu(1)
-    kernel = Kernel(5e-4, 1000)
-    watch, loads = FakeGpuStopwatch(gpu, kernel), []
-
-    def loaded(warm) -> int:
-        loads.append(settle(int, watch, warm.launches, warm.launches_per_sample, warm.launch_s, clock=gpu.clock))
-        return loads[0].launches
-
-    rule = StopRule(time_cap_s=0.5, block_s=0.1)
-    measurement = to_the_end(sampling(int, watch, rule, SteadyRule(), clock=gpu.clock, settle=loaded))
-    begun = next(first for at, first in watch.calls if at > loads[0].seconds)
-    assert begun >= measurement.warmup_launches + loads[0].launches
-    clocks = watch.clocks_hz(len(measurement.seconds))
-    assert max(clocks) / min(clocks) < 1.005
-    assert clocks[0] < 0.95 * HIGHEST_HZ
 
 
 @pytest.mark.parametrize("has_counter", [True, False])

@@ -1,4 +1,6 @@
+import json
 import os
+import time
 
 import pytest
 
@@ -54,6 +56,20 @@ def test_the_hottest_sensor_is_reported(elsewhere):
         folder.mkdir(parents=True)
         (folder / "temp").write_text(value)
     assert telemetry.snapshot()["temperature_celsius"] == 55.5
+
+
+def test_around_reports_the_block_even_if_it_fails():
+    def fail():
+        time.sleep(0.01)
+        raise RuntimeError
+
+    around = telemetry.Around()
+    with pytest.raises(RuntimeError), around:
+        fail()
+    report = around.report
+    assert report["elapsed_s"] >= 0.01
+    assert report["before"]["monotonic_s"] < report["after"]["monotonic_s"]
+    json.dumps(report, allow_nan=False)
 
 
 class FakeManager:

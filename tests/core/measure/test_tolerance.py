@@ -6,9 +6,6 @@ from pyperf_suite.measure.tolerance import (
     ElementLimit,
     element_limit,
     first_not_finite,
-    inner_product,
-    largest,
-    magnitudes,
     relative_norm_limit,
 )
 
@@ -65,16 +62,6 @@ def test_an_unknown_dtype_and_an_empty_sum_are_refused():
         element_limit("int7", "float32", 8)
     with pytest.raises(ValueError, match="at least one term"):
         relative_norm_limit("float32", "float32", 0)
-
-
-def test_elements_are_found_by_their_place_and_sized_in_float32_unless_they_are_wider():
-    values = np.array([[1.0, -2.0], [3.0, 0.5], [2.5, -1.0]])
-    assert largest(values) == (1, 0)
-    assert largest(np.array([[1.0, 2.0], [3.0, np.nan]])) == (1, 1)
-    assert inner_product(values, values) == pytest.approx(21.5)
-    for dtype, width in (("float64", "float64"), ("float16", "float32"), ("int8", "float32")):
-        found = magnitudes(np.array([-3, 2], dtype))
-        assert (found.tolist(), str(found.dtype)) == ([3.0, 2.0], width)
 
 
 @pytest.mark.parametrize("most_elements", [1, 6, 9, 1 << 22])

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.measure import verify
-from pyperf_suite.measure.tolerance import element_limit
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.operands import round_to, widen
 
@@ -241,32 +240,6 @@ def test_integers_summed_in_float32_are_found_where_sums_outgrow_its_digits():
     assert not verify_product(rounded, a, b, "int8", "int32").passed
 
 
-def test_up_to_its_budget_a_product_is_compared_in_full_and_beyond_it_in_groups_of_so_many_columns(small, monkeypatch):
-    a, b, out = small
-    widths, made = [], verify._Groups.of
-    monkeypatch.setattr(verify._Groups, "of", lambda *how: widths.append(how[1]) or made(*how))
-    flop = 2 * 160 * 208 * 96
-    methods = [verify_product(out, a, b, "float32", "float32", budget).method for budget in (flop, flop - 1, 1e5)]
-    assert methods == ["full", "sampled", "sampled"]
-    assert widths == [16, 64]  # at least sixteen, and as many as 63.9 budgets
-
-
-def test_columns_are_mixed_in_groups_with_weights_of_either_sign_near_one():
-    groups = verify._Groups(np.array([0, 2]), np.array([1.0, -2.0, 3.0]), 2)
-    assert groups.mix(np.array([[1.0, 2.0, 3.0], [1.0, 0.0, 1.0]])).tolist() == [[-3.0, 9.0], [1.0, 3.0]]
-    drawn = verify._Groups.of(1000, 16, np.random.default_rng(0))
-    assert drawn.starts.tolist() == list(range(0, 1000, 16))
-    sizes = np.abs(drawn.weights)
-    assert (sizes.min(), sizes.max(), np.mean(drawn.weights < 0)) == pytest.approx((0.75, 1.25, 0.5), abs=0.05)
-    assert 0.75 <= sizes.min() <= sizes.max() < 1.25
-    a, b, _ = operands(5, 3, 4)
-    mixed = verify._mixed_reference(a, b, groups)
-    assert mixed["reference"] == pytest.approx(groups.mix(a.astype(float) @ b.astype(float)))
-    assert mixed["row_squares"] == pytest.approx((a.astype(float) ** 2).sum(1))
-    squares = (b.astype(float) ** 2).sum(0) * groups.weights**2
-    assert mixed["column_squares"] == pytest.approx([squares[0] + squares[1], squares[2]])
-
-
 def test_errors_add_up_to_a_norm_and_one_at_its_limit_is_no_fault():
     errors = verify.ElementComparison("c")
     assert (errors.norm, errors.faults(0.0)) == (0.0, [])
@@ -278,26 +251,6 @@ def test_errors_add_up_to_a_norm_and_one_at_its_limit_is_no_fault():
     assert fault == "the relative norm of the error of c is 0.12 where 0.1 is allowed"
     errors.compare(out + 0.25, reference, limit, lambda row, column: (row, column))
     assert errors.faults(1.0) == ["c[0, 0] is 1.75 where 1 ± 0.5 is right"]
-
-
-def test_lines_are_taken_in_runs_that_fit_and_the_first_and_last_are_always_sampled():
-    cut = [(part.start, part.stop) for part in verify._runs(10, 3, 9)]
-    assert cut == [(0, 3), (3, 6), (6, 9), (9, 10)]
-    assert [(part.start, part.stop) for part in verify._runs(2, 100, 9)] == [(0, 1), (1, 2)]
-    assert [(part.start, part.stop) for part in verify._runs(10, 1, 9)] == [(0, 9), (9, 10)]
-    lines = verify._sampled_lines(10_000, np.random.default_rng(0))
-    assert (lines[0], lines[-1], len(lines)) == (0, 9999, 18)
-    assert sorted(set(lines)) == lines.tolist()
-    assert verify._sampled_lines(1, np.random.default_rng(0)).tolist() == [0]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_reference_is_the_same_in_blocks_of_any_size_with_limits_that_its_type_can_hold(dtype):
-    a, b, _ = (each.astype(dtype) for each in operands(5, 7, 6))
-    whole, parts = (verify._expected(a, b, element_limit(dtype, dtype, 6), most) for most in (1 << 22, 6))
-    for name in ("reference", "limits"):
-        assert parts[name] == pytest.approx(whole[name], rel=1e-12)
-    assert str(whole["limits"].dtype) == dtype
 
 
 @pytest.mark.parametrize("cancels", [False, True])

@@ -197,12 +197,6 @@ def test_a_number_of_python_is_as_exact_as_its_inputs(dtype, off):
         assert compare(right, right, None, tolerance).passed
 
 
-def test_the_coarsest_type_is_that_of_numbers():
-    assert number_type(["float16", "bfloat16", "float32"]) == "bfloat16"
-    assert number_type(["complex64"]) == "float32"
-    assert number_type(["int8", "bool", "<U5"]) == "float64"
-
-
 @pytest.mark.parametrize(
     ("wrong", "by", "edges", "relative", "passed"),
     [

@@ -331,7 +331,6 @@ int cuModuleLoadData(Module** module, const void* image) {
 int cuModuleUnload(Module* module) { return discarded(module); }
 int cuModuleGetFunction(Function** function, const Module* module, const char* name) {
     IN_CONTEXT();
-    if (strcmp(name, "absent") == 0) return NOT_FOUND;
     const EmulatedKernel* kernel = module->kernels;
     while (kernel && kernel->name && strcmp(kernel->name, name) != 0) ++kernel;
     if (kernel && !kernel->name) return NOT_FOUND;
@@ -362,7 +361,6 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
         {"pyperf_hold_stream", 2, {8, 8}},
         {"pyperf_read_clocks", 2, {8, 4}},
         {"takes_map", 2, {128, 4}},
-        {"takes_large", 2, {256, 4}},
     };
     IN_CONTEXT();
     *offset = 0;
@@ -444,16 +442,11 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
     } else if (strcmp(function->name, "pyperf_read_clocks") == 0) {
         operation.first = *(uint64_t*)arguments[0];
         operation.second = *(uint32_t*)arguments[1];
-    } else if (strcmp(function->name, "add") == 0) {  // kernels that compute do so at once
-        for (int32_t index = 0; index < *(int32_t*)arguments[3]; ++index)
-            (*(float**)arguments[2])[index] = (*(float**)arguments[0])[index] + (*(float**)arguments[1])[index];
     } else if (strncmp(function->name, "pyperf_outside_", 15) == 0) {
         find_outside(atoi(function->name + 15), arguments);
     } else if (strcmp(function->name, "takes_map") == 0) {
         const char* lies = (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned";
         note("map %s before %u", lies, *(uint32_t*)arguments[1]);
-    } else if (strcmp(function->name, "takes_large") == 0) {
-        note("large goes on with %u before %u", ((unsigned char*)arguments[0])[128], *(uint32_t*)arguments[1]);
     }
     append(destination(), operation);
     return SUCCESS;

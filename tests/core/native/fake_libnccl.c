@@ -34,13 +34,12 @@ enum Fault {
     FAULT_WRONG,       // one bit of what is received is wrong
     FAULT_ERROR,       // an error in the background; the operation never ends
     FAULT_TIMEOUT,     // the same, and the error is the library's own of a time that is over
-    FAULT_LATE,        // an error in the background, half a second after the operation
     FAULT_HANG,        // the operation never ends
     FAULT_REFUSE,      // the call is refused
     FAULT_STUCK,       // the operation never ends and not even an abort ends it
 };
-static const char* const fault_names[] = {"", "init", "init_later", "die", "wrong", "error", "timeout", "late",
-                                          "hang", "refuse", "stuck"};
+static const char* const fault_names[] = {"", "init", "init_later", "die", "wrong", "error", "timeout", "hang",
+                                          "refuse", "stuck"};
 
 typedef struct { char internal[128]; } UniqueId;
 typedef struct {
@@ -82,7 +81,6 @@ typedef struct Comm {
     char name[96];
     Shared* shared;
     atomic_int references, aborted, error, running;
-    atomic_llong fails_at_ns;  // 0 for never
     int state, operations, splits, factors, blocking;
     double factor[MOST_FACTORS];
     struct Comm** child;
@@ -221,7 +219,6 @@ static void run(void* argument) {
     if (work->fault == FAULT_DIE) kill(getpid(), SIGKILL);
     if (work->fault == FAULT_ERROR) atomic_store(&comm->error, REMOTE_ERROR);
     if (work->fault == FAULT_TIMEOUT) atomic_store(&comm->error, TIMEOUT);
-    if (work->fault == FAULT_LATE) atomic_store(&comm->fails_at_ns, now_ns() + 500000000);
     if (work->fault == FAULT_STUCK) while (1) pause();
     if (work->fault == FAULT_ERROR || work->fault == FAULT_TIMEOUT || work->fault == FAULT_HANG) while (patient(comm)) {}
     else if (work->kind == POINT_TO_POINT) transfer(work);
@@ -409,8 +406,6 @@ int ncclCommGetAsyncError(Comm* comm, int* result) {
     }
     if (comm->state == REGISTERING) finish_window(comm);
     if (comm->state == FINALIZING && all(shared->finalized, comm->ranks)) comm->state = FINALIZED;
-    const long long fails_at_ns = atomic_load(&comm->fails_at_ns);
-    if (fails_at_ns && now_ns() >= fails_at_ns) atomic_store(&comm->error, REMOTE_ERROR);
     const int error = atomic_load(&comm->error);
     if (error) snprintf(last_error, sizeof last_error, "told to fail in the background");
     *result = error ? error : comm->state == READY || comm->state == FINALIZED ? SUCCESS : IN_PROGRESS;

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import round_to, widen
 from tests.core.native.test_gemm import workers_here
@@ -119,40 +117,10 @@ def test_sequences_around_the_blocks_and_one_are_right(native, isa, causal):
                 Case(1, 2, 1, seq_q, seq_k, 24, causal=causal, options=options).check(native)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_height_of_the_micro_kernel_is_right(native, isa, dtype):
-    rows, keys = native.micro_tile(isa, dtype)
-    for height in range(1, rows + 2):
-        Case(1, 1, 1, height, 50, 3 * keys // 2, dtype, options={"isa": isa, "blocks": (height, keys)}).check(native)
-
-
 def test_the_largest_head_dim_and_blocks_are_right(native, isa):
     Case(1, 1, 1, 40, 700, 512, options={"isa": isa, "blocks": (33, 512 - 512 % native.micro_tile(isa)[1])}).check(
         native
     )
-
-
-@given(data=st.data())
-def test_any_shape_head_mapping_mask_and_blocks_is_right(native, data):
-    isa = data.draw(st.sampled_from(native.isas()))
-    keys = native.micro_tile(isa)[1]
-    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    seq_k = data.draw(st.integers(1, 150))
-    causal = data.draw(st.booleans())
-    options = {"isa": isa, "blocks": (data.draw(st.integers(1, 70)), keys * data.draw(st.integers(1, 4)))}
-    options["workers"] = data.draw(st.integers(1, workers_here(native)))
-    Case(
-        data.draw(st.integers(1, 2)),
-        kv_heads * group,
-        kv_heads,
-        data.draw(st.integers(1, seq_k if causal else 150)),
-        seq_k,
-        data.draw(st.integers(1, 100)),
-        dtype=data.draw(st.sampled_from(["float32", "bfloat16"])),
-        causal=causal,
-        seed=data.draw(st.integers(0, 9)),
-        options=options,
-    ).check(native)
 
 
 def test_scores_of_hundreds_neither_overflow_nor_lose_the_largest(native, isa):

@@ -127,6 +127,14 @@ def test_what_a_version_lacks_is_made_of_sends_or_refused(double, fake_libnccl, 
         )
 
 
+def test_no_window_is_refused_in_words(double, fake_libnccl, monkeypatch):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_WINDOWS")))
+    with WorkerPool(resolve("cpu"), 15) as pool:
+        answer = pool.measure(0, Case("collective", replace(SMALL, symmetric=True), "nccl"), None)
+    assert answer["outcome"] == "unsupported"
+    assert "NCCL made no symmetric window of these buffers" in answer["reason"]
+
+
 def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch):
     monkeypatch.setenv("PYPERF_LIBNCCL", "/nowhere/libnccl.so")
     with WorkerPool(resolve("cpu"), 15) as pool:

@@ -84,31 +84,3 @@ def test_a_context_lost_behind_a_right_answer_costs_the_worker_and_not_the_answe
     answered = answer(lambda: crash(device) or {"outcome": "ok"})
     assert answered["outcome"] == "ok"
     assert answered["fatal"] is True
-
-
-@pytest.mark.parametrize("how", ["ok", "failed"])
-def test_torchs_stream_and_cache_are_as_before_after_every_case(device, answer, monkeypatch, how):
-    torch = pytest.importorskip("torch")
-    done: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda index: f"default {index}")
-    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
-
-    class Tensor:
-        """Part of a cycle, as autograd's graphs are."""
-
-        def __init__(self):
-            self.me = self
-
-        def __del__(self):
-            done.append("freed")
-
-    def doing():
-        tensor = Tensor()
-        if how == "failed":
-            raise RuntimeError(f"kept alive by a traceback: {tensor}")
-        return {"outcome": "ok"}
-
-    assert answer(doing)["outcome"] == how
-    assert done == ["freed", "default 0", "empty"]

@@ -138,17 +138,6 @@ def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, chan
     assert len(list(folder.iterdir())) == 2
 
 
-def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, nvrtc, compiler, folder):
-    class Newer:
-        def __init__(self):
-            self.version = "99.9"
-            self.compile = cuda.Compiler([nvrtc]).compile
-
-    compiled(compiler())
-    assert not compiled(KernelCache(Newer(), str(folder))).from_cache
-    assert len(list(folder.iterdir())) == 2
-
-
 @pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize(
     ("spoil", "words"),
@@ -250,14 +239,6 @@ def test_an_architecture_this_nvrtc_does_not_know_is_not_available(cuda, compile
         compiled(compiler(), architecture="sm_35")
     with pytest.raises(ValueError, match=r"Architecture 'hopper' is not one: ask for sm_80, sm_90a"):
         compiled(compiler(), architecture="hopper")
-
-
-def test_an_override_that_does_not_open_is_not_passed_over(cuda, nvrtc, monkeypatch):
-    monkeypatch.setenv("PYPERF_LIBNVRTC", "/nowhere/libnvrtc.so.13")
-    with pytest.raises(cuda.NotAvailable, match=r"PYPERF_LIBNVRTC=/nowhere/libnvrtc\.so\.13 cannot be opened"):
-        cuda.Compiler([nvrtc])
-    monkeypatch.setenv("PYPERF_LIBNVRTC", nvrtc)
-    assert cuda.Compiler([]).path == nvrtc
 
 
 def test_where_there_is_no_nvrtc_the_package_that_brings_it_is_named(native):

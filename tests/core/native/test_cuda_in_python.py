@@ -10,7 +10,6 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.measure.stopwatch import CudaStopwatch
 from pyperf_suite.workloads.backends import CudaDevice, cache_folder, cuda_device
-from tests.records import measure
 
 pytestmark = pytest.mark.slow
 
@@ -154,19 +153,6 @@ def test_a_launch_that_waits_for_the_device_is_timed_without_a_held_stream_and_t
     assert stopwatch.name == device.stopwatch("open").name
     assert seconds == pytest.approx(6 * KERNEL_S, rel=1e-6)
     assert fake.get("timed_out") == 1
-
-
-def test_the_sampling_loop_drives_it_as_any_other_clock(device):
-    stopwatch = device.stopwatch()
-    work = Work(device, stopwatch)
-    measurement = measure(work.launch, stopwatch)
-    batch = measurement.launches_per_sample
-    assert measurement.value == pytest.approx(KERNEL_S, rel=1e-5)
-    assert 0.01 * batch * KERNEL_S > EVENT_S  # short kernels are batched until the stopwatch does not matter
-    assert measurement.converged
-    assert len(stopwatch.clocks_hz(len(measurement.seconds))) == len(measurement.seconds)
-    # But for those that wake the device, launches follow each other.
-    assert set(work.indices) == set(range(max(work.indices) + 1))
 
 
 @pytest.mark.parametrize("library", ["libcuda.so.1", "libnvrtc.so.13"])

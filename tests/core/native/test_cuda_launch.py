@@ -18,15 +18,6 @@ def kernel(cuda, context) -> Callable[[str], Any]:
     return lambda name: cuda.Kernel(module, name)
 
 
-def test_a_kernel_gets_its_arguments_from_anything_that_has_a_buffer(cuda, context, kernel):
-    a, b, c = (cuda.DeviceMemory(context, 12) for _ in range(3))
-    a.write(np.array([1, 2, 3], np.float32))
-    b.write(np.array([10, 20, 30], np.float32))
-    arguments = [np.uint64(a.address), b.address.to_bytes(8, "little"), np.array([c.address]), np.int32(3)]
-    cuda.Launch(kernel("add"), (1, 1, 1), (128, 1, 1), arguments).run()
-    assert np.frombuffer(c.read(), np.float32).tolist() == [11, 22, 33]
-
-
 def test_grid_block_cluster_and_shared_memory_reach_the_driver(cuda, fake, kernel):
     launch = cuda.Launch(kernel("gemm"), (132, 2, 1), (384, 1, 1), [], cluster=(2, 1, 1), dynamic_shared_bytes=200_000)
     launch.run()
@@ -54,12 +45,6 @@ def test_a_tensor_map_reaches_the_kernel_aligned(cuda, context, fake, kernel):
         "launch takes_map grid 1x1x1 block 32x1x1 cluster 1 shared 0 stream default",
         "map aligned before 7",
     ]
-
-
-def test_a_large_argument_leaves_the_next_its_own_place(cuda, fake, kernel):
-    large = np.arange(256, dtype=np.uint8)
-    cuda.Launch(kernel("takes_large"), (1, 1, 1), (1, 1, 1), [large, np.uint32(2**32 - 1)]).run()
-    assert fake.log()[-1] == "large goes on with 128 before 4294967295"
 
 
 @pytest.mark.parametrize(
@@ -117,25 +102,6 @@ def test_before_sm_90_clusters_and_tensor_maps_are_not_available(cuda, context, 
     with pytest.raises(cuda.NotAvailable, match=r"no bulk tensor copy engine \(TMA\)"):
         cuda.tensor_map(ampere, 0, "float16", (64, 64), 128, (64, 64))
     cuda.Launch(kernel, (2, 1, 1), (1, 1, 1), []).run()
-
-
-def test_machine_code_the_driver_does_not_take_is_not_available(cuda, context):
-    with pytest.raises(cuda.NotAvailable, match=r"CUDA_ERROR_INVALID_IMAGE \(200\).*older than the NVRTC"):
-        cuda.Module(context, b"not machine code")
-    with pytest.raises(ValueError, match="without machine code"):
-        cuda.Module(context, b"")
-
-
-def test_occupancy_is_asked_with_the_shared_memory_opted_in_to(kernel):
-    gemm = kernel("gemm")
-    assert gemm.max_active_blocks(384) == 5
-    assert gemm.max_active_blocks(384, 100_000) == 2
-    assert gemm.max_active_blocks(384, 200_000) == 1
-    assert gemm.max_active_clusters(384, 2, 200_000) == 66
-    with pytest.raises(ValueError, match="can have 1 to 384"):
-        gemm.max_active_blocks(0)
-    with pytest.raises(ValueError, match="it can have 1 to 16"):
-        gemm.max_active_clusters(384, 0)
 
 
 MATRIX = {"address": 4096, "dtype": "bfloat16", "shape": (64, 32), "stride_bytes": 128, "box": (64, 32)}

@@ -38,27 +38,11 @@ def parameters(schedule: str = "data_parallel@132", tile: Tile | None = None, **
     return MatmulParameters(schedule=Schedule.parse(schedule), tile=tile or Tile(128, 128, 64), **values)
 
 
-@pytest.mark.parametrize("name", ["cuda_sm90", "cuda_sm80"])
-@pytest.mark.parametrize(
-    ("schedule", "blocks"), [("data_parallel@132", 15), ("persistent@7", 7), ("split_k(2)@132", 30), ("stream_k@7", 7)]
-)
-def test_a_launch_has_a_block_for_each_unit_of_the_schedule(prepare, fake, name, schedule, blocks):
-    line = launched(prepare(name, parameters(schedule)), fake)
-    assert f"grid {blocks}x1x1 " in line
-    assert line.endswith("stream own")
-
-
 def launched(launches, fake) -> str:
     fake.log()
     launches.launch(0)
     (line,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
     return line
-
-
-def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fake):
-    line = launched(prepare("cuda_sm90", parameters("persistent@8", Tile(128, 128, 64, cluster=2))), fake)
-    assert "grid 8x1x1 " in line
-    assert "cluster 2 " in line
 
 
 @pytest.mark.parametrize("tile", ["128x256x64:c2", "256x128x64:c1x2"])

@@ -55,20 +55,6 @@ def test_samples_are_queued_with_the_clocks_outside_what_is_timed(fake, stopwatc
     assert all(math.isnan(hz) == (CLOCKS not in queued) for _, hz in timed)
 
 
-@pytest.mark.parametrize("queueing", ["held", "graph"])
-def test_launches_that_wake_the_device_stand_behind_the_hold_and_before_the_first_reading(
-    fake, stopwatch, work, queueing
-):
-    watch = stopwatch(queueing=queueing)
-    launch, indices = work(watch), []
-    fake.log()
-    [(seconds, _)] = watch.time(lambda n: (indices.append(n), launch(n)), 7, 1, 2, wake_launches=3, empty_s=EVENT_S)
-    wanted = [WORK, WORK, WORK, CLOCKS, *SAMPLE]
-    assert fake.log() == ([HOLD, *wanted] if queueing == "held" else ["capture", *wanted, "graph"])
-    assert indices == [4, 5, 6, 7, 8]
-    assert seconds == pytest.approx(2 * KERNEL_S, rel=1e-6)
-
-
 @pytest.mark.parametrize("queueing", ["held", "graph", "open"])
 def test_a_sample_is_the_time_of_its_launches_and_one_event(stopwatch, work, queueing):
     watch = stopwatch(queueing=queueing)

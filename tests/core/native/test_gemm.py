@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import element_type, not_a_number, round_to, widen
 
@@ -134,42 +132,6 @@ def test_sizes_around_the_tile_one_and_primes_are_right(native, isa, dtype, a_tr
         for n in (1, columns - 1, columns, columns + 1):
             for k in (1, 13, 16, 17):
                 Product(m, n, k, **how, options={"isa": isa, "tile": tile}).check(native)
-
-
-@pytest.mark.parametrize("dtype", RESULTS)
-def test_every_height_of_the_micro_kernel_is_right(native, isa, dtype):
-    rows, columns = native.micro_tile(isa, dtype)
-    for height in range(1, rows + 2):
-        options = {"isa": isa, "tile": (height, columns, 5)}
-        Product(height, columns, 5, dtype, RESULTS[dtype][0], options=options).check(native)
-
-
-@pytest.mark.slow
-@given(data=st.data())
-def test_any_shape_tile_layout_and_schedule_is_right(native, data):
-    isa = data.draw(st.sampled_from(native.isas()))
-    columns = native.micro_tile(isa)[1]
-    tile_m, tile_k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
-    tile = (tile_m, columns * data.draw(st.integers(1, 4)), tile_k)
-    m, n, k = (data.draw(st.integers(1, 150)) for _ in range(3))
-    schedule = data.draw(st.sampled_from(SCHEDULES))
-    splits = data.draw(st.integers(1, -(-k // tile_k))) if schedule == "split_k" else 1
-    workers = data.draw(st.integers(1, workers_here(native)))
-    options = {"isa": isa, "tile": tile, "schedule": schedule, "splits": splits, "workers": workers}
-    options["group"] = data.draw(st.integers(1, 4))
-    dtype = data.draw(st.sampled_from(sorted(RESULTS)))
-    Product(
-        m,
-        n,
-        k,
-        dtype=dtype,
-        out_dtype=data.draw(st.sampled_from(RESULTS[dtype])),
-        a_transposed=data.draw(st.booleans()),
-        b_transposed=data.draw(st.booleans()),
-        padding=data.draw(st.integers(0, 5)),
-        seed=data.draw(st.integers(0, 9)),
-        options=options,
-    ).check(native)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

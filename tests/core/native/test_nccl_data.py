@@ -109,19 +109,6 @@ def test_each_rank_receives_exactly_what_it_should_in_every_type(nccl, ranks, op
     assert ranks.results(count_of_ranks, program) == [[]] * count_of_ranks
 
 
-@pytest.mark.parametrize("operation", ["all_to_all", "gather", "scatter"])
-def test_what_an_older_library_lacks_is_made_of_sends_and_receives(nccl, ranks, fake_libnccl, monkeypatch, operation):
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
-    root = 0 if operation == "all_to_all" else 2
-
-    def program(communicator):
-        received = run_once(nccl, communicator, operation, 1031, "float32", root=root)
-        due = expected(operation, communicator.rank, 3, 1031, root)
-        return received == (None if due is None else encoded(due, "float32"))
-
-    assert ranks.results(3, program) == [True] * 3
-
-
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_every_reduction_is_exact_in_every_type(nccl, ranks, reduction, operation):
@@ -140,42 +127,6 @@ def test_every_reduction_is_exact_in_every_type(nccl, ranks, reduction, operatio
         return wrong
 
     assert ranks.results(2, program) == [[], []]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
-    factors = (2.0, 3.0) if "int" in dtype else (0.5, 3.0)
-
-    def program(communicator):
-        factor = factors[communicator.rank]
-        received = run_once(nccl, communicator, "all_reduce", 100, dtype, reduction="premulsum", factor=factor)
-        return decoded(received, dtype)
-
-    due = factors[0] * sent(0, 100) + factors[1] * sent(1, 100)
-    for received in ranks.results(2, program):
-        np.testing.assert_array_equal(received, due)
-
-
-@pytest.mark.parametrize(
-    ("factor", "dtype", "rounded"),
-    [
-        (1 / 3, "float16", np.float16(1 / 3)),
-        (2049.0, "float16", np.float16(2049)),  # a tie, to even
-        (2.0**-24, "float16", np.float16(2.0**-24)),  # the smallest there is
-        (1 / 3, "bfloat16", 0.333984375),
-        (-0.1, "float64", -0.1),
-        (-3.0, "int8", -3),
-    ],
-)
-def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dtype, rounded):
-    def program(communicator):
-        send, receive = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8)
-        send.write(encoded(np.ones(1), dtype))
-        options = {"reduction": "premulsum", "factor": factor}
-        nccl.Collective(communicator, "all_reduce", 1, dtype, send, receive, **options).run(DEADLINE_S)
-        return decoded(receive.read(len(encoded(np.ones(1), dtype))), dtype)[0]
-
-    assert ranks.results(1, program) == [float(rounded)]
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -204,18 +155,6 @@ def test_timed_runs_are_counted_ordered_and_leave_the_right_data(nccl, ranks, gr
     assert ranks.results(2, program) == [(True,) * 6] * 2
 
 
-def test_buffers_are_registered_where_the_library_can_and_say_whether_they_were(nccl, ranks, fake_libnccl, monkeypatch):
-    def program(communicator):
-        plain, registered = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8, registered=True)
-        plain.write(np.ones(1))
-        nccl.Collective(communicator, "all_reduce", 1, "float64", plain, registered).run(DEADLINE_S)
-        return plain.registered, registered.registered, float(np.frombuffer(registered.read())[0])
-
-    assert ranks.results(2, program) == [(False, True, 2.0)] * 2
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
-    assert ranks.results(2, program) == [(False, False, 2.0)] * 2
-
-
 @pytest.mark.parametrize("settings", [{}, {"blocking": 1}])
 def test_ranks_make_a_symmetric_window_together_and_it_is_given_back(nccl, ranks, fake_libnccl, settings):
     live = ctypes.CDLL(str(fake_libnccl())).fake_live
@@ -232,50 +171,6 @@ def test_ranks_make_a_symmetric_window_together_and_it_is_given_back(nccl, ranks
 
     assert ranks.results(2, program, settings=settings) == [(True, 2.0)] * 2
     assert live() == before
-
-
-def test_windows_of_other_sizes_are_refused_and_no_window_is_no_error(nccl, ranks, fake_libnccl, monkeypatch):
-    def program(communicator, more_bytes=0):
-        return nccl.Buffer(communicator, 8 + more_bytes, window_within_s=DEADLINE_S).registered
-
-    unequal = ranks.outcomes(2, lambda communicator: program(communicator, communicator.rank))
-    assert any(
-        "the window of all ranks (ncclCommWindowRegister) failed with ncclInvalidUsage" in str(e) for e in unequal
-    )
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_WINDOWS")))
-    assert ranks.results(2, program) == [False, False]
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(22200)))
-    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.22\.0 has no symmetric windows, 2\.27 or later has"):
-        ranks.results(1, program)
-
-
-def test_ranks_that_share_several_ids_meet(nccl, ranks, fake_libnccl, monkeypatch):
-    def program(communicator):
-        buffer = nccl.Buffer(communicator, 8)
-        buffer.write(np.ones(1))
-        nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True).run(DEADLINE_S)
-        return float(np.frombuffer(buffer.read())[0])
-
-    assert ranks.results(4, program, ids=3) == [4.0] * 4
-    with pytest.raises(ValueError, match="3 unique ids were given for 2 ranks: give at least one and at most one for"):
-        ranks.results(2, program, ids=3)
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(22200)))
-    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.22\.0 takes one unique id, 2\.23 or later several"):
-        ranks.results(2, program, ids=2)
-
-
-def test_a_split_orders_ranks_by_key_within_a_colour(nccl, ranks):
-    def program(communicator):
-        color = -1 if communicator.rank == 3 else communicator.rank % 2
-        part = communicator.split(color, -communicator.rank, DEADLINE_S)
-        if part is None:
-            return None
-        buffer = nccl.Buffer(part, 8)
-        buffer.write(np.full(1, 1.0 + communicator.rank))
-        nccl.Collective(part, "all_reduce", 1, "float64", buffer, in_place=True).run(DEADLINE_S)
-        return part.rank, part.ranks, float(np.frombuffer(buffer.read())[0])
-
-    assert ranks.results(4, program) == [(1, 2, 4.0), (0, 1, 2.0), (0, 2, 4.0), None]
 
 
 def test_what_has_run_is_not_run_again_behind_the_callers_back(nccl, ranks):

@@ -50,13 +50,3 @@ def test_no_product_is_faster_than_the_peak(native, isa):
 def test_what_is_out_of_range_is_refused(native, arguments, words):
     with pytest.raises(ValueError, match=words):
         native.core_peaks(*arguments)
-
-
-def test_the_pace_of_cores_is_that_of_each_at_the_same_time(native):
-    workers = len(os.sched_getaffinity(0))
-    for count in (1, workers):
-        paces = native.pace_of_cores(count)
-        assert len(paces) == count
-        assert all(1e-6 < seconds < 1.0 for seconds in paces)
-    with pytest.raises(ValueError, match=rf"workers = {workers + 1} "):
-        native.pace_of_cores(workers + 1)

@@ -8,6 +8,7 @@ import signal
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -88,6 +89,22 @@ def test_a_request_before_the_last_one_was_answered_ends_the_process(serving):
     for words in ("before it had answered", "had ended before"):
         with pytest.raises(ProcessLost, match=words):
             process.send({})
+
+
+def test_each_request_has_its_own_answer_and_what_is_printed_is_none(serving):
+    process = serving("print(request); sys.stdout.flush()")
+    for number in range(3):
+        process.send({"n": number})
+        assert process.receive() == {"n": number}
+    assert process._said() == ("{'n': 2}", "")
+
+
+def test_a_log_does_not_grow_beyond_its_bound(serving, monkeypatch):
+    monkeypatch.setattr(child, "LARGEST_LOG_BYTES", 1000)
+    process = serving("os.write(2, b'x' * 5000)")
+    for _ in range(3):
+        ask(process)
+        assert 0 < Path(f"/proc/self/fd/{process._log.fileno()}").stat().st_size <= 5000
 
 
 @pytest.mark.parametrize("hangs", [False, True])

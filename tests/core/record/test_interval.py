@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.record.interval import (
+    Ratio,
     effective_samples,
+    exactly,
     median_and_quantiles,
     median_interval,
     ratio_over_processes,
@@ -132,3 +134,11 @@ def test_the_interval_is_students_on_the_logarithms():
     assert ratio.value == pytest.approx(2)
     assert ratio.low == pytest.approx(2 ** (1 - half_width), rel=1e-4)
     assert ratio.high == pytest.approx(2 ** (1 + half_width), rel=1e-4)
+
+
+def test_the_inverse_has_its_ends_turned_round():
+    ratio = Ratio(2.0, 1.0, 4.0, 3)
+    assert ratio.inverse == Ratio(0.5, 0.25, 1.0, 3)
+    assert ratio * 3 == Ratio(6.0, 3.0, 12.0, 3)
+    assert exactly(2.0) == Ratio(2.0, 2.0, 2.0, 0)
+    assert str(ratio) == "2.00 [1.00, 4.00]"

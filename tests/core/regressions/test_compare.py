@@ -104,6 +104,14 @@ def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
     assert judged(old, new, LOUD, sentinels=(1.0, 1.1)).verdict == "undecided"
 
 
+def test_a_ratio_between_two_profiles_says_so():
+    finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
+    assert finding.details["changes"] == ["profile quick -> full"]
+    assert "Between the runs changed: profile quick -> full." in finding.sentence
+    exact = (timed([], kind="static", exact={"registers": ("x", 8.0)}, profile=name) for name in ("quick", "full"))
+    assert "profile" not in judged(*exact).sentence
+
+
 def test_one_alarm_among_many_benchmarks_must_be_rarer():
     old = [timed([1.0] * 3, f"b{number}") for number in range(60)]
     noise = RunNoise(0.02, 12.0, "19 runs of its own")

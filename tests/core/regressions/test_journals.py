@@ -62,6 +62,13 @@ def test_clocks_are_those_of_the_multiprocessors_or_else_of_the_cores(make_recor
     assert read_side(write_run(records=records)).benchmarks[KEY].clock_hz == (1.7e9 + 2.5e9) / 2
 
 
+def test_exact_figures_and_reasons_of_failure_are_kept(make_record, write_run):
+    static = make_record(exact={"registers": 96}, case_id="b" * 16)
+    side = read_side(write_run(records=[static, make_record(seconds=None)]))
+    assert side.benchmarks["tile_wave", "b" * 16].exact == {"registers": ("bytes", 96.0)}
+    assert (side.benchmarks[KEY].medians, side.benchmarks[KEY].reason) == ((), "failed: a made-up reason")
+
+
 def test_lines_that_are_no_records_are_noted_and_a_torn_end_is_too(write_run):
     path = write_run()
     with path.open("a") as file:

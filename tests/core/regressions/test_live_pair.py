@@ -152,6 +152,10 @@ def doubled(monkeypatch):
     return lambda **answers: monkeypatch.setattr(Double, "answers", answers)
 
 
+def all_asked():
+    return [asked for each in Double.started for asked in each.asked]
+
+
 def test_samples_last_a_hundred_times_the_clocks_resolution_and_slices_as_long_as_requested(doubled):
     doubled(resolution_s=0.01 * 2.0**-7)
     pair = measure_pair(THIS_CODE, THIS_CODE, CASE, CPU, seed=1, pace=Pace(slice_s=2.0**-5, total_s=0.5))
@@ -171,3 +175,21 @@ def test_on_a_gpu_slices_are_compared_at_one_clock(doubled, clock_hz, ratio):
     doubled(clock_hz=clock_hz)
     pair = measure_pair(THIS_CODE, THIS_CODE, CASE, Device("cuda", 0), seed=1)
     assert abs(pair.log_ratio) == pytest.approx(abs(ratio))
+
+
+@pytest.mark.parametrize(("threads", "pinned"), [(0.09, True), (0.1, False), (None, False)])
+def test_a_users_kernel_of_one_thread_is_pinned_once_it_has_shown_that_it_is(doubled, threads, pinned):
+    doubled(**{} if threads is None else {"other_threads": threads})
+    theirs = Case.from_json({"operator": "bench.py:kernel", "parameters": {"n": 3}, "implementation": "loop"})
+    pair = measure_pair(THIS_CODE, THIS_CODE, PairedCase.same("bench.py:kernel", theirs), CPU, seed=1, judges={})
+    cores = [how["cores"] for what, how in all_asked() if what == "pin"]
+    assert len(cores) == 2 * pinned
+    assert all(each == pair.machine["cores"] and set(each) <= os.sched_getaffinity(0) for each in cores)
+
+
+def test_exact_figures_are_not_timed(doubled):
+    doubled(static={"registers": 96})
+    pair = measure_pair(THIS_CODE, THIS_CODE, CASE, CPU, seed=1)
+    assert (pair.static, pair.order, pair.log_ratio) == (({"registers": 96},) * 2, "", 0)
+    assert {what for what, _ in all_asked()} == {"prepare"}
+    assert (pair.old_s, pair.new_s, pair.launches_per_slice) == (1, 1, 0)

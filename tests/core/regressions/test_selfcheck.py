@@ -18,6 +18,7 @@ from tools import selfcheck as tool
 from tools.repeats import EVERY_PROBE, findings_of_repeats, records_of, spreads
 from tools.selfcheck import (
     change_at,
+    findings_of_selfcheck,
     make_comparisons,
     planned,
     resumable,
@@ -44,6 +45,10 @@ def verdict_of(case, shift, seed, write):
     seen = {0.0: 0.1, 0.03: 0.5, 0.05: 1.0}[shift]
     verdict = "slower" if chance.random() < seen else "equivalent"
     return Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
+
+
+def failing(case, shift, seed, write):
+    return Judgement(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
 
 
 def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
@@ -80,6 +85,14 @@ def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(t
     assert len(whole.comparisons) == 16
     assert len(requested) == 17
     assert whole.comparisons[:6] == cut.comparisons
+
+
+def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
+    found = made(tmp_path, {0.0: 2}, failing)
+    assert (len(found.comparisons), found.false_alarms.tries) == (2, 0)
+    assert findings_of_selfcheck(found).remarks[0].values["count"] == 2
+    again = make_comparisons(found, planned({0.0: 2}, CASES, 0), verdict_of)
+    assert again.false_alarms.tries == 2
 
 
 def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_away(tmp_path):

@@ -2,12 +2,10 @@ import json
 import os
 import shutil
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
 from pyperf_suite.regressions.stored.store import Store, find_run_folder, find_side
 from pyperf_suite.render.results import read_results
@@ -140,15 +138,6 @@ def test_a_cache_folder_that_others_can_write_or_that_cannot_be_made_is_reported
     assert not cache.exists() or list(cache.iterdir()) == []
 
 
-def test_many_that_read_at_once_agree(results, write_run):
-    for day in range(1, 21):
-        write_run(run_id(day), [day * 1e-3] * 5)
-    with ThreadPoolExecutor(6) as threads:
-        stores = list(threads.map(lambda _: Store(results), range(12)))
-    assert all([one.ok for one in store.measured] == [5] * 20 and not store.notes for store in stores)
-    assert points(results) == pytest.approx([day * 1e-3 for day in range(1, 21)])
-
-
 def test_no_journal_is_ever_altered(results, write_run, cache):
     path = write_run(run_id(1))
     with path.open("ab") as file:
@@ -172,21 +161,3 @@ def test_latest_counts_back_on_the_machine_of_the_newest_run_and_over_runs_that_
     (results / "a" / "watch-20260104T000000Z-0001").mkdir()
     (results / "a" / "watch-20260104T000000Z-0001" / "watch.json").write_text("{}")
     assert find_run_folder("latest~1", results, held).name.startswith("watch-")
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("latest~3", "latest~3 goes back beyond the first run: RESULTS/a holds 3 runs."),
-        ("20260103T000000Z-000l", "no run '20260103T000000Z-000l' in RESULTS: did you mean 20260103T000000Z-0001"),
-        ("x" * 9000, f"There is no run '{'x' * 80}' in RESULTS: "),
-        (run_id(1), f"Several machines have a run {run_id(1)}: name the folder, one of RESULTS/"),
-    ],
-)
-def test_a_run_that_is_not_there_or_on_several_machines_is_one_sentence(results, write_run, name, sentence):
-    for day, machine in ((1, "a"), (1, "b"), (3, "a"), (5, "a")):
-        write_run(run_id(day), [1e-3], machine=machine)
-    with pytest.raises(UserError) as refused:
-        find_side(name, results)
-    assert sentence.replace("RESULTS", str(results)) in str(refused.value)
-    assert find_side(str(results / "b" / run_id(1)), results).machine == "b"

@@ -1,7 +1,7 @@
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.thresholds import load_thresholds, matches, parse_share
+from pyperf_suite.regressions.thresholds import load_thresholds, matches
 
 LABEL = "matmul[native m=384 n=384 k=384 schedule=data_parallel@1]"
 
@@ -38,12 +38,6 @@ def test_brackets_of_a_label_are_themselves():
 def test_a_pattern_of_many_stars_takes_no_longer_than_another():
     assert not matches("*" * 40 + "z", LABEL)
     assert not matches("*a" * 12 + "*z", "a" * 200)
-
-
-@pytest.mark.parametrize("text", ["", "%", "fast", "0", "-1%", "100%", "5", "nan", "inf%", True, None, []])
-def test_what_is_no_share_between_nothing_and_all_is_refused(text):
-    with pytest.raises(ValueError, match=r"1 % or 0\.01"):
-        parse_share(text)
 
 
 @pytest.mark.parametrize(

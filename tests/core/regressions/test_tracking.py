@@ -148,19 +148,6 @@ def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, wr
     assert code == 1
 
 
-@pytest.mark.parametrize(
-    ("runs", "arguments", "words"),
-    [
-        *((0, arguments, "No measured run") for arguments in ((), ("matmul*",))),
-        (10, ("softmax",), r"No benchmark in .* matches 'softmax'"),
-    ],
-)
-def test_runs_or_benchmarks_there_are_not_are_one_sentence(message, write_history, runs, arguments, words):
-    write_history([1.0] * runs)
-    with pytest.raises(UserError, match=words):
-        message(*arguments)
-
-
 @pytest.fixture
 def rerun(monkeypatch):
     """Stands for the machine, the checkout and the pairs; `verdict` is what every rerun comes to."""

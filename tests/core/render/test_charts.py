@@ -19,12 +19,9 @@ from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.render.charts import (
     Chart,
-    bars_range,
-    caption_of,
     charts_of,
+    colours_of,
     draw,
-    draw_bars,
-    draw_chart,
     kept,
     page_figure,
 )
@@ -71,24 +68,23 @@ def test_values_are_in_the_unit_shown_and_the_label_names_it() -> None:
     assert {chart.y_label for chart in charts_of(figure(*panels))[0]} == {"time, s"}, "one unit for both"
 
 
-def test_a_panel_of_which_most_intervals_are_larger_than_itself_is_not_fit_for_use(tmp_path: Path) -> None:
-    from matplotlib import pyplot
+def test_a_law_has_the_colour_of_its_points_where_there_are_several() -> None:
+    names = ("one", "two")
+    measured = [points([1], [1], label=name) for name in names]
+    laws = [Series(f"law of {name}", [1], [1], "line") for name in names]
+    colours = colours_of([panel(*measured, *laws, Series("torch", [1], [1], "baseline"))])
+    assert colours["law of one"] == colours["one"] != colours["two"] == colours["law of two"]
+    assert colours["torch"] == "baseline"
+    alone = colours_of([panel(measured[0], laws[0])])
+    assert alone["law of one"] != alone["one"]
+    assert len(set(colours_of([panel(*(points([n], [1.0], label=str(n)) for n in range(8)))]).values())) == 8
 
-    for unfit in (2, 3):
-        high = [50.0] * unfit + [1.1] * (5 - unfit)
-        drawn = figure(panel(points(range(5), [1.0] * 5, [0.9] * 5, high)))
-        [[chart]] = charts_of(drawn)
-        assert chart.unfit(chart.traces[0]) == [True] * unfit + [False] * (5 - unfit)
-        assert f"{unfit} hollow points are not fit for use" in caption_of(drawn, [[chart]])
-        said = "Not fit for use: 3 of 5 intervals are larger than this panel" if unfit == 3 else ""
-        assert chart.verdict == said == page_figure(drawn).rows[0][0].data["verdict"]  # type: ignore[union-attr]
-        axis = pyplot.figure().subplots()
-        draw_chart(axis, chart)
-        assert [each.get_text().replace("\n", " ") for each in axis.texts] == [said] * bool(said)
-        [whiskers] = axis.containers
-        [segments] = whiskers.lines[2]
-        assert len(segments.get_segments()) == 5 - unfit
-        pyplot.close()
+
+@pytest.mark.parametrize("series", [(), (points([], []),)])
+def test_an_empty_panel_has_axes(series: tuple[Series, ...]) -> None:
+    chart = one_chart(*series)
+    assert chart.x_range[0] < chart.x_range[1]
+    assert chart.y_range[0] < chart.y_range[1]
 
 
 # Pictures.
@@ -138,24 +134,6 @@ def test_a_heat_map_paints_better_and_worse_differently_and_nothing_in_grey(tmp_
         return float((saturated[:, 0] > saturated[:, 2]).mean())
 
     assert red_beyond_blue(0.8) > red_beyond_blue(1.2)
-
-
-def test_bars_are_as_long_as_their_values_with_their_marks_and_words_where_there_is_none() -> None:
-    from matplotlib.figure import Figure as Canvas
-
-    axes: Any = Canvas().subplots()
-    draw_bars(axes, BARS)
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second", "third"]
-    assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first on top"
-    assert [patch.get_width() for patch in axes.patches] == [3.0, 2.0]
-    assert axes.get_xlabel() == "rate, GB/s"
-    assert [[*mark.get_xdata()] for mark in axes.lines if mark.get_label() == "predicted"] == [[3.5]]
-    assert axes.get_xlim()[1] > 3.5
-    assert [text.get_text() for text in axes.texts] == [r"failed: \$rank_1 died"]
-    low, high = bars_range(Bars("", "x", (Bar("a", 3.0, 1.0), Bar("b", 1.0, mark=5.0)), "measured"))
-    assert low == 0
-    assert 5 < high < 6
-    assert bars_range(Bars("", "x", (Bar("a", NAN),), "measured")) == (0.0, 1.0)
 
 
 # Figures and tables of the page.

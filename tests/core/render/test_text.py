@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pyperf_suite.findings.data import remark
+from pyperf_suite.findings.data import Claim, remark
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import UNITS, Quantity
 from pyperf_suite.render.text import bare, cell, quantity_text, sentence
@@ -99,3 +99,17 @@ def test_gaps_of_a_remark_are_filled_by_name_and_names_cannot_fill_gaps_or_steer
     message = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
     assert sentence(message) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
     assert sentence(remark("{way} runs", way="{secret}\x1b[2J")) == "{secret}\ufffd[2J runs"
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (Ratio(2.0, 1.9, 2.1, 3), ("2.00 × [1.90, 2.10]", "claim holds", "is faster: a guide")),
+        (Ratio(0.5, 0.4, 0.6, 3), ("0.50 × [0.40, 0.60]", "does not hold here")),
+        (Ratio(1.1, 0.9, 1.3, 3), ("undecided",)),
+        (Ratio(2.0, 1.9, 2.1, 1), ("undecided", "one process", "--profile standard")),
+    ],
+)
+def test_a_verdict_is_told_with_its_outcome_and_the_claim(measured, words):
+    text = sentence(Claim("is faster", "a guide", 1.0).judge("It is {measured} as fast", measured))
+    assert all(each in text for each in words), text

@@ -18,6 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.process import child
+from pyperf_suite.pytest_plugin.run import Children
 from pyperf_suite.record.journal import Journal
 from pyperf_suite.runner import workers
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -142,6 +143,18 @@ def test_ranks_that_were_interrupted_get_no_further_request(monkeypatch):
     with pytest.raises(UserError, match="interrupted"):
         list(measuring.measure_by_turns(0, [ranked], None))
     measuring.close()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_test_in_a_fresh_process_that_is_interrupted_ends_that_process(error):
+    process = Mock(**{"receive.side_effect": error})
+    children = Children.__new__(Children)
+    children._process, children._expected, children._deadline_s = process, "test", 1.0
+    children._effort = QUICK.effort
+    with pytest.raises(type(error)):
+        children.ask(SimpleNamespace(nodeid="test", planned=lambda: PlannedCase("tile_wave", SMALL)), None)
+    process.close.assert_called_once_with()
+    assert children._process is None
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)

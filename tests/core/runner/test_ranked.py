@@ -156,6 +156,18 @@ def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at
     assert answer["verification"]["wrong"] == 1
 
 
+def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
+    monkeypatch,
+):
+    monkeypatch.setattr(checks, "CHECKING_SHARE", 100)
+    verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
+    checked = verification["launches_checked"]
+    assert checked >= 5
+    one_of = verification["excludes_errors_in_one_of"]
+    assert (1 - 1 / one_of) ** checked <= 0.05 < (1 - 1 / (one_of + 1)) ** checked
+    assert verification["confidence"] == 0.95
+
+
 @pytest.mark.slow
 def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goes_on(pool):
     refused = pool.measure(0, all_reduce(64, implementation="c10d_nccl"), EFFORT)

@@ -169,3 +169,12 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     late.measure_trials(late.trials(), lambda *_: None)
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
+
+
+def test_the_last_sentinel_is_measured_by_workers_that_have_done_nothing_where_there_are_such(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda session, workers: asked.append(workers))
+    for workers in ([Instant(), Instant()], [Instant()]):
+        asked.clear()
+        Session(a_plan(), create_run(tmp_path, identity(CPU), a_plan()), workers).open().finish()
+        assert asked == [workers[0], workers[-1]]

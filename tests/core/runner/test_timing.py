@@ -84,6 +84,20 @@ def answer(launches: Launches, effort: Effort | None = COUNTED, case: Case = SMA
     return to_the_end(timed(launches, Work(flop=7, bytes=5), case, effort, CPU, **how))
 
 
+def test_a_low_quantile_is_named_and_sustained_work_has_its_median_after_seconds(monkeypatch):
+    low = replace(COUNTED, stop=replace(COUNTED.stop, quantile=0.1))
+    assert answer(Launches(), low)["state"] == {"commit": "abc", "reported_time": "10% quantile of samples"}
+    assert answer(Launches(state={}), low)["state"] == {"reported_time": "10% quantile of samples"}
+    assert "state" not in answer(Launches(state={}))
+    asked = []
+    monkeypatch.setattr(timing, "sampling", lambda *how: asked.append(how) or iter(()))
+    for case in (SMALL, replace(SMALL, mode="sustained")):
+        with pytest.raises(AttributeError):
+            answer(Launches(), low, case)
+    assert [how[2].quantile for how in asked] == [0.1, 0.5]
+    assert [how[3].min_time_s for how in asked] == [low.warm_up.min_time_s, 2.0]
+
+
 def on_a_gpu(monkeypatch, kernel: FakeKernel, mode: str, **fields: Any) -> tuple[dict[str, Any], Launches, FakeDevice]:
     """The answer of a case on a fake GPU under the quick profile, its launches, and the device."""
     gpu = FakeGpu(7)
@@ -137,6 +151,13 @@ def test_nothing_is_checked_while_a_load_lasts_and_what_it_left_is_checked_at_it
     # A load that goes wrong is seen, too.
     reply, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 810), "sustained", is_right=lambda launched: launched < 10_000)
     assert reply["outcome"] == "failed"
+
+
+def test_figures_that_are_read_are_an_answer_without_launches():
+    launches = Launches(exact={"registers": {"value": 3}})
+    found = answer(launches)
+    assert (found["kind"], found["outcome"], found["metrics"]) == ("static", "ok", {"registers": {"value": 3}})
+    assert (found["quality"], launches.launched) == ({"converged": True}, [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pyperf_suite.measure.sampling import StopRule
 from pyperf_suite.measure.telemetry import SLOW, Disturbances
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.render.results import read_results
@@ -155,6 +156,15 @@ def test_a_run_that_is_killed_between_the_visits_keeps_the_first_and_resumes_wit
     records = [r for r in read_journal(run.folder.records_path) if r.kind == "timing"]
     assert len(records) == 24
     assert all(r.sampling["visits"] == [4, 4] for r in records)
+
+
+def test_pairs_of_slices_are_of_the_same_visit_and_round(tmp_path):
+    run = a_run(tmp_path, TwoSpeeds())
+    measured(run)
+    one, other = readings([r for r in run.records if r.kind == "timing"])[:2]
+    assert one.groups != other.groups
+    assert not one.slices.keys() & other.slices.keys()
+    assert len(one.slices) == 8
 
 
 def test_two_visits_are_judged_as_one_measurement():

@@ -97,16 +97,6 @@ def test_pointing_at_a_value_shows_it_with_the_run(opened):
     assert "median of a run" in opened.run(layer)
 
 
-def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
-    show(opened, "#added .picture")
-    message = opened.wait_for(
-        "document.querySelector('#added .picture .hoverlayer').textContent",
-        meanwhile=lambda: opened.point_at("#added .picture .heatmaplayer", 0.03, 0.97),
-    )
-    assert "head_dim" in message
-    assert "hidden" in message
-
-
 def test_a_series_is_hidden_and_shown_again_by_its_button(opened):
     show(opened, "[id^=history] .picture")
     visible = "document.querySelectorAll('[id^=history] figure:first-of-type .picture .scatterlayer .trace').length"

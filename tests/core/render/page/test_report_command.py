@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.record.case import Case
@@ -325,16 +324,16 @@ def test_what_the_page_needs_and_is_absent_is_named(results, monkeypatch, absent
     assert f"pip install {absent}" in result.output
 
 
-def test_a_folder_without_records_raises_a_user_error(results) -> None:
-    (results / "machine" / "run").mkdir(parents=True)
-    (results / "machine" / "run" / "records.jsonl").write_text("nothing\n")
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(UserError, match="No measured run"):
-        read_results(results)
-
-
 def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results) -> None:
     path = one_run(results)
     manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
     path.with_name("run.json").write_text(json.dumps(manifest))
     message = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
     assert message in page_of(results).replace("&#39;", "&#x27;")
+
+
+def test_contents_tell_runs_of_one_probe_apart(results) -> None:
+    a_history(results)
+    contents = page_of(results, "--runs", "all").partition("</nav>")[0]
+    named = re.findall(r'<li><a href="#[^"]*">([^<]*)</a>', contents)
+    assert len(named) == len(set(named)) > 12
