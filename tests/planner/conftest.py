@@ -14,11 +14,10 @@ from pyperf_suite.planner.laws.explained import Explained
 class MadeUpPrices:
     """A GPU of 100 TFLOP/s that computes whole tiles of 128, twice as slowly where a size is odd in eights.
 
-    `asked` keeps the products that were asked for; `error_percent` is what the laws admit to.
+    `error_percent` is what the laws admit to.
     """
 
     error_percent: float | None = 1.0
-    requested: list[tuple[str, int, int, int]] = field(default_factory=list)
     slower: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -28,7 +27,6 @@ class MadeUpPrices:
     def gemm(self, layout, m, n, k):
         m, n, k = map(np.asarray, np.broadcast_arrays(m, n, k))
         assert min(m.min(), n.min(), k.min()) >= 1
-        self.requested += [(layout, *row) for row in np.stack([m, n, k], axis=-1).reshape(-1, 3).tolist()]
         ideal = 2.0 * m * n * k / 1e14
         tiled = 2.0 * (-(-m // 128) * 128) * (-(-n // 128) * 128) * k / 1e14
         penalty = np.where((m % 8 == 0) & (n % 8 == 0) & (k % 8 == 0), 0.0, tiled)

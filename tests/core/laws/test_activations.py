@@ -65,8 +65,8 @@ def measured(p):
     return kept(model, call).activations
 
 
-def law(p, device="cpu"):
-    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(device)).total
+def law(p):
+    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping("cpu")).total
 
 
 @pytest.mark.slow

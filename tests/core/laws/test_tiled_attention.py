@@ -110,9 +110,9 @@ def test_the_busiest_slot_and_what_blocks_waste_are_as_counted_by_hand() -> None
 cost = st.floats(1e-3, 1.0)
 
 
-def varied(slots: int = 2) -> list[TiledAttention]:
+def varied() -> list[TiledAttention]:
     return [
-        TiledAttention(1, heads, seq, seq, d, -(-d // 16) * 16, causal, Blocks(m, 64), slots)
+        TiledAttention(1, heads, seq, seq, d, -(-d // 16) * 16, causal, Blocks(m, 64), 2)
         for heads in (4, 7)
         for seq in (100, 256, 512)
         for d in (40, 64, 128)

@@ -21,11 +21,10 @@ def at_one_gflop(case):
     return (flop or 1e6) / 1e9
 
 
-def found(seconds_of=at_one_gflop, gpu="", **overrides) -> Findings:
+def found(seconds_of=at_one_gflop, **overrides) -> Findings:
     """Findings on every case in three processes, whose time is `seconds_of(case)`."""
-    details = {"parameters": 789_760} | ({"gpu": gpu} if gpu else {})
     cases = PROBE.cases("standard", CPU, overrides)
-    return PROBE.findings(records(cases, seconds_of, wobble=0.001, details=details))
+    return PROBE.findings(records(cases, seconds_of, wobble=0.001, details={"parameters": 789_760}))
 
 
 def test_steps_as_fast_as_the_product_use_all_of_it_and_the_hardwares_share_has_what_is_computed_again():

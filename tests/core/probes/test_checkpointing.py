@@ -36,12 +36,10 @@ def in_blocks(policy: str, batch: int) -> float:
     return straight(policy, batch) * (1.0 if batch <= 4 else 1.25)
 
 
-def a_record(
-    case: Case, process: int, held_bytes: StateBytes, rate_of_batch: Callable[[int], float], wobble: float
-) -> Record:
+def a_record(case: Case, process: int, held_bytes: StateBytes, rate_of_batch: Callable[[int], float]) -> Record:
     p = case.parameters
     policy, peak = str(p.checkpointing), held_bytes(str(p.checkpointing), p.batch)
-    seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + wobble * (process - 1))
+    seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + 0.001 * (process - 1))
     if p.budget_bytes and peak > p.budget_bytes:
         reason = f"Batch {p.batch} does not fit: it is made up."
         return made_up.a_record(case, process=process, outcome="unsupported", reason=reason)
@@ -54,7 +52,6 @@ def searched(
     axes: CheckpointingAxes = AXES,
     held_bytes: StateBytes = straight,
     rate_of_batch: Callable[[int], float] = lambda batch: 1.0,
-    wobble: float = 0.001,
 ) -> tuple[list[Record], int]:
     """Records of a whole run, and how many rounds its search took."""
     records, cases, rounds = [], list(PROBE.sweep(axes)), -1
@@ -65,7 +62,7 @@ def searched(
         for case in cases:
             assert case.case_id not in requested_ids
             requested_ids.add(case.case_id)
-            records += [a_record(case, process, held_bytes, rate_of_batch, wobble) for process in range(3)]
+            records += [a_record(case, process, held_bytes, rate_of_batch) for process in range(3)]
         cases = PROBE.follow_up(records)
     return records, rounds
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
@@ -36,11 +34,8 @@ def visits(parameters: InputPipelineParameters, load_s: float, scale: float = 1.
     return records([case], parameters.iterations * iteration_s, wobble=DRIFT, **fields)
 
 
-BASE = InputPipelineParameters()
-
-
-def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParameters = BASE, **more) -> list[Record]:
-    return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
+def over_loaders(load_s: float, loaders=(0, 1, 2, 4), **more) -> list[Record]:
+    return [each for count in loaders for each in visits(InputPipelineParameters(loaders=count), load_s, **more)]
 
 
 def message(findings: Findings, name: str) -> Remark:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pyperf_suite.findings.data import Cell, Claim, ClaimVerdict, Findings, Remark
@@ -24,10 +22,10 @@ PARTLY = {
 }
 
 
-def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
+def found(seconds: dict[str, float]) -> Findings:
     """Processes are faster and slower as a whole."""
     cases = [case for case in PROBE.sweep(PROBE.axes("standard", CPU)) if case.parameters.run in seconds]
-    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2, details=details))
+    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2))
 
 
 def verdicts(seconds: dict[str, float], claim: Claim) -> list[ClaimVerdict]:

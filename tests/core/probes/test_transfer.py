@@ -16,11 +16,11 @@ from tests.records import cells, records, remarks
 SIZES = [1 << power for power in range(10, 27, 2)]
 
 
-def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, processes=3, details=None, **settings) -> list[Record]:
+def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, **settings) -> list[Record]:
     """Records of a way that keeps to latency and bandwidth exactly, but that processes differ by a percent."""
     cases = [Case("transfer", TransferParameters(size, **settings), name) for size in sizes]
     seconds = partial(law_s, start_s, gb_per_s)
-    return records(cases, seconds, processes=processes, wobble=0.01, details=details)
+    return records(cases, seconds, wobble=0.01)
 
 
 def law_s(start_s: float, gb_per_s: float, case: Case) -> float:

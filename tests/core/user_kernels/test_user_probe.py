@@ -19,11 +19,11 @@ NAME = "bench.py:kernel"
 CASE = Case(NAME, parameters_of(("n",))(n=8), "mine")
 
 
-def found(*verifications: dict[str, Any], seconds: float = 1e-3, moved: int = 0) -> Findings:
+def found(*verifications: dict[str, Any], moved: int = 0) -> Findings:
     """Findings on one case, whose processes checked that."""
     work = {"flop": 0, "bytes": moved}
     records = [
-        a_record(CASE, seconds, process=number, verification={"passed": True, "message": "", **each}, work=work)
+        a_record(CASE, process=number, verification={"passed": True, "message": "", **each}, work=work)
         for number, each in enumerate(verifications)
     ]
     return user_probe(NAME).analyse(rows_of(records))

@@ -21,13 +21,13 @@ from pyperf_suite.workloads.exact import NCCL_SWITCHES, TopologyParameters, gpu_
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
 
 
-def manager(generation: int = 5, count: int = 8) -> SimpleNamespace:
+def manager() -> SimpleNamespace:
     """An NVML whose GPUs all tell the same link, and count from the last."""
-    figures = {"slot_generation": 5, "card_generation": 5, "width": 16, "slot_width": 16, "generation": generation}
+    figures = {"slot_generation": 5, "card_generation": 5, "width": 16, "slot_width": 16, "generation": 5}
     return SimpleNamespace(
         pci_address=lambda uuid: f"0000:{uuid[-1]}7:00.0",
         pcie=lambda uuid: figures,
-        index=lambda uuid: count - 1 - int(uuid[-1]),
+        index=lambda uuid: 7 - int(uuid[-1]),
         nvlink_states=lambda uuid: (True,) * 18,
         pcie_replays=lambda uuid: int(uuid[-1]),
         settings=lambda uuid: {"persistence": True},
