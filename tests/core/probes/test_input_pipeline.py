@@ -6,7 +6,7 @@ import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
-from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PROBE, WORKERS_HELP
+from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
@@ -45,19 +45,6 @@ def message(findings: Findings, name: str) -> Remark:
 
 def rows(findings: Findings) -> list[dict]:
     return lines(findings, "Iterations")
-
-
-def test_loaders_that_feed_the_model_are_said_to():
-    findings = PROBE.findings(over_loaders(load_s=0.0075))
-    best = judged(findings, WORKERS_HELP)
-    assert (best.outcome, best.message.values["how"]) == ("holds", "2 loaders, prefetch 2")
-    assert best.measured.value == pytest.approx(2.5)
-    waits = message(findings, "starved").values
-    assert (waits["starved"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
-    assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
-    without, *_ = rows(findings)
-    assert without["waiting"].value == pytest.approx(0.6)
-    assert without["iteration"].value == pytest.approx(12.5e-3 * (1 + DRIFT))
 
 
 def test_too_few_loaders_bind_and_enough_are_named():

@@ -11,7 +11,7 @@ from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWID
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.transfer import TransferParameters
-from tests.records import cells, records, remarks
+from tests.records import cells, records
 
 SIZES = [1 << power for power in range(10, 27, 2)]
 
@@ -46,15 +46,6 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
     (verdict,) = PROBE.findings(way("memcpy", 0.0, 10.0) + way("disk_direct", 0.0, disk, sizes=[1 << 20])).verdicts
     assert (verdict.claim, verdict.outcome) == (TRADES_BANDWIDTH, outcome)
     assert verdict.measured.value == pytest.approx(10.0 / disk)
-
-
-@pytest.mark.parametrize(("rate", "faster"), [(18.0, 1.8), (5.0, 0.5), (10.0, 1.0)])
-def test_cores_are_compared_at_the_smallest_and_the_largest_size(rate, faster):
-    smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)), kind="")
-    assert [each.values["size"].value for each in (smallest, largest)] == [SIZES[0], SIZES[-1]]
-    assert (largest.values["workers"], largest.values["fewest"]) == (4, 1)
-    assert largest.values["faster"].value == pytest.approx(faster, rel=0.01)
-    assert largest.is_noise == (faster == 1.0)
 
 
 def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_largest_size_of_both():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.kernels import nvrtc
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import triton_kernels
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters
-from pyperf_suite.workloads.workload import ExecutionContext
+from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
 PARAMETERS = CompiledKernelParameters(KERNEL, "sm_80")
@@ -40,12 +37,3 @@ def test_a_case_becomes_a_static_record_with_exact_figures() -> None:
     assert registers["value"] == registers["low"] == registers["high"] == registers["samples"][0]
     assert answer["metrics"]["instructions_HMMA"]["value"] > 0
     assert answer["metrics"]["instructions_LDL"]["value"] == 0
-
-
-def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise nvrtc.NoCompiler("There is no NVRTC here: pip install nvidia-cuda-nvrtc brings it.")
-
-    monkeypatch.setattr(nvrtc, "compile_cubin", absent)
-    with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
-        CompiledKernel().prepare(PARAMETERS, "nvrtc", ExecutionContext(Device("cpu")))

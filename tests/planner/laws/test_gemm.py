@@ -118,15 +118,6 @@ def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_
     assert is_cut == [True, False]
 
 
-def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
-    cube, thin = (
-        gemm_time("H200", m, 8192, 8192, mode="sustained").seconds / gemm_time("H200", m, 8192, 8192).seconds
-        for m in (8192, 1)
-    )
-    assert 1.02 < cube < 1.3
-    assert thin == pytest.approx(1)
-
-
 def test_beyond_the_tables_the_answer_is_marked():
     inside = gemm_time("H200", 4096, 4096, 4096)
     assert not inside.extrapolated
