@@ -97,22 +97,6 @@ def test_the_hopper_kernel_has_rivals_of_its_own_and_no_backward_pass() -> None:
     assert [str(p.blocks) for p in tried if p.blocks] == ["128x176", "128x160", "128x96", "192x64"]
 
 
-def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
-    report = findings(Machine())
-    # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
-    ratios = {}
-    for each in remarks(report, "slow", kernel="sdpa_default, float32"):
-        assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
-        assert "with the same parameters" in each.template
-        ratios[each.values["of_pass"]] = each.values["faster"]
-    case, other = (each for each in cases(implementation=("sdpa_default",), phase=("forward",)))
-    expected = Machine().seconds(case) / Machine().seconds(other)
-    assert ratios["forward"].value == pytest.approx(expected)
-    assert ratios["backward"].value == pytest.approx(expected)
-    assert ratios["forward"].low == pytest.approx(expected)
-    assert remarks(report, "cause", kernel="sdpa_default, float32") == []
-
-
 def test_noise_is_not_turned_into_advice() -> None:
     free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
     advice = remarks(findings(Machine(law=free_softmax, noise=0.05)), "slow")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.axes import NO, YES, Sizes
+from pyperf_suite.findings.axes import Sizes
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
 
@@ -17,17 +17,6 @@ CPU = resolve("cpu")
 def axes(**changed: object) -> CollectivesAxes:
     usual = CollectivesAxes(op=("all_reduce",), size=(Sizes(64, 64),), ranks=(4,))
     return replace(usual, **changed)  # type: ignore[arg-type]
-
-
-def test_what_an_operation_does_not_take_is_not_crossed_with_it() -> None:
-    chosen = axes(
-        op=("all_reduce", "broadcast", "all_to_all"), in_place=(NO, YES), reduction=("sum", "max"), root=(0, 3)
-    )
-    cases = PROBE.sweep(chosen)
-    counted = {op: sum(case.parameters.op == op for case in cases) for op in chosen.op}
-    assert counted == {"all_reduce": 4, "broadcast": 4, "all_to_all": 1}
-    for case in cases:
-        case.validate()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 33])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, refusals
+from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import ExecutionContext
 from tests.core.workloads.test_outputs import verified
@@ -33,36 +30,6 @@ def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> 
     fraction, exponent = np.frexp(array.astype(np.float64))
     # np.rint rounds ties to even, as IEEE 754 does.
     np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
-
-
-class OutOfMemory(RuntimeError):
-    """Stands for torch's own."""
-
-
-class Torch:
-    """The parts of torch that `refusals` uses."""
-
-    OutOfMemoryError = OutOfMemory
-
-
-def raising(error: Exception) -> Callable[[], None]:
-    def enter() -> None:
-        with refusals(Torch, of("int8", 17, 24, 40)):
-            raise error
-
-    return enter
-
-
-def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_not() -> None:
-    status = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`"
-    with pytest.raises(Unsupported, match="CUBLAS_STATUS_NOT_SUPPORTED"):
-        raising(RuntimeError(status))()
-    with pytest.raises(Unsupported, match="NotImplementedError"):
-        raising(NotImplementedError())()  # without words
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        raising(RuntimeError("CUDA error: an illegal memory access was encountered"))()
-    with pytest.raises(OutOfMemory):
-        raising(OutOfMemory("CUDA out of memory"))()
 
 
 def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:

@@ -66,15 +66,6 @@ def test_a_window_takes_less_the_shorter_it_is_and_none_from_the_sequence_on(gpu
     assert seconds(32768) == seconds(0)
 
 
-def test_only_products_take_longer_backward_by_their_rate():
-    shape = (16, 512, 512, 32, 32, 64)
-    forward, backward = (attention_time("H100", *shape, backward=way).parts for way in (False, True))
-    assert backward["ideal"] == pytest.approx(2.5 * forward["ideal"])
-    # Ten passes over queries and four over keys where forward has two of each.
-    assert backward["bandwidth"] == pytest.approx(14 / 4 * forward["bandwidth"])
-    assert backward["launch"] == forward["launch"]
-
-
 def test_a_framework_without_hoppers_kernels_takes_as_much_longer_as_the_charts_say():
     spec = find_gpu("H100")
     ratio = share_of_peak(spec, 128) / share_of_peak(spec, 128, "FlashAttention-2")

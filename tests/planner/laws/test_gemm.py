@@ -29,7 +29,6 @@ from pyperf_suite.planner.laws.gemm import (
 from pyperf_suite.planner.laws.transfers import (
     MAMF_TFLOP_PER_S,
     MEASURED_MAXIMA,
-    UNCAPPED_UTILIZATION,
     have_same_kernels,
     held_down,
     sustained_slowdown,
@@ -286,14 +285,6 @@ def test_published_products_follow_the_power_of_a_gpu(name, source):
 
 
 UTILIZATIONS = np.linspace(0, 1, 101)
-
-
-@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
-def test_the_busier_a_gpu_the_more_it_is_held_down(gpu):
-    slowdown = sustained_slowdown(gpu, UTILIZATIONS)
-    assert (np.diff(slowdown) >= 0).all()
-    assert (slowdown[UTILIZATIONS <= UNCAPPED_UTILIZATION] == 1).all()
-    assert slowdown.max() < 1.25
 
 
 @pytest.mark.parametrize("name", MAMF_TFLOP_PER_S)
