@@ -100,7 +100,6 @@ CARD = {
 }
 DISK = {"name": "nvme0", "kind": "NVMe", "now": "gen 3 x4", "card": "gen 4 x4", "slot": None, "numa_node": 0}
 WALLED = HOST | {"quota_cores": 2.5, "memory_left_bytes": 8_000_000_000, "container": "docker"}
-FAR_GPUS = "GPU 4, GPU 5, GPU 6, GPU 7"
 SILENT: dict[str, Any] = {
     "gpus": [{"index": 0, "name": "a new GPU", "compute_capability": [9, 0]}],
     "matrix": None,
@@ -150,13 +149,6 @@ def test_each_part_is_judged_by_what_it_could_be(parts, who, name, value_here, e
     message = troubles(findings).get((who, name))
     assert (message is not None) == (verdict in ("caution", "failed") or bool(verdict == "unknown" and why))
     assert message is None or (message.kind == "caution") == (verdict != "unknown")
-
-
-@pytest.mark.parametrize(("cpus", "verdict"), [("0-63,128-191", "failed"), ("0-255", "caution")])
-def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict):
-    message = troubles(found_in(gpus=h200() | {"allowed_cpus": cpus}))[FAR_GPUS, "near CPUs"].values
-    found = f"this process on CPUs {cpus}, the GPU on node 1"
-    assert (message["verdict"], message["found"], message["expected"]) == (verdict, found, "64-127,192-255")
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,16 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
     assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed", "skipped"}
     assert "GEMM on Hopper" in lines[-1]
     assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == len(tool("gpu_check").PARTS["1"]) - 1
+
+
+def test_the_kernels_of_the_short_calls_are_carried(tool, monkeypatch):
+    from pyperf_suite.hardware import devices
+
+    for name in ("driver", "_present"):  # which the tool sets
+        monkeypatch.setattr(devices, name, getattr(devices, name))
+    options = [" ".join(source[4]) for source in tool("gpu_check").planned_sources()]
+    assert len(options) == len(set(options)) >= 10
+    for tile in ("-DTILE_M=128 -DTILE_N=256 -DTILE_K=64", "-DTILE_M=128 -DTILE_N=128 -DTILE_K=64"):
+        assert any(tile in each for each in options)
+    for dtype in ("-DIN_TYPE=bf16", "-DIN_TYPE=fp16", "-DIN_TYPE=e4m3"):
+        assert any(dtype in each for each in options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ class MadeUpPrices:
     """
 
     error_percent: float | None = 1.0
+    slower: dict[str, float] = field(default_factory=dict)
 
     @property
     def wide(self):

@@ -26,7 +26,6 @@ from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
     correction,
-    correction_of,
     load_calibration,
     shipped_calibration,
 )
@@ -72,15 +71,6 @@ def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -
     assert "gemm_bf16.trtllm" in own, "shipped blocks stay"
     assert own["gemm_bf16_here"].origin == "made up"
     assert own["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
-
-
-def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow() -> None:
-    (gemm,) = corrections(H200, machine(lambda case: 1 + 200 / case.parameters.m, PRODUCTS), "made up")
-    assert gemm.after.mape < 0.5 * gemm.before.mape
-    own = calibrated(H200, [gemm])
-    narrow, wide = correction_of(own, "gemm_bf16", {"m": np.array([160, 8192]), "n": 4096, "k": 4096})
-    assert narrow > 1.5
-    assert wide < 1.2
 
 
 def test_where_the_law_already_fits_nothing_is_changed() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.layout.grid import SPLIT, Cluster, Training, held_to, layouts
+from pyperf_suite.planner.layout.grid import Cluster, Training, held_to, layouts
 from pyperf_suite.planner.layout.plan import (
     KEYS,
     Planned,
@@ -25,7 +25,6 @@ from pyperf_suite.planner.layout.plan import (
     planned,
     rules,
     smallest_network,
-    surely_faster,
 )
 from pyperf_suite.planner.layout.report import findings_of_layouts
 from tests.commands import invoke
@@ -67,14 +66,6 @@ def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
     assert columns["expert"].max() == model.experts
     rows = np.stack(list(columns.values()), axis=1)
     assert len(np.unique(rows, axis=0)) == len(rows)
-
-
-def test_every_split_of_the_gpus_is_there_or_counted_with_its_reason() -> None:
-    grid = layouts(Training(LLAMA, 512, 4096), EIGHT_NODES)
-    there = np.unique(np.stack([grid.columns[name] for name in SPLIT[:4]], axis=1), axis=0)
-    # Into four powers of two whose product is 2^6.
-    assert len(there) + sum(grid.uneven.values()) == 84
-    assert grid.uneven["TP does not divide the heads or the MLP"] == 1  # 64
 
 
 def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
@@ -177,11 +168,6 @@ def test_layouts_are_compared_under_one_framework_unless_several_are_named(
     assert [name for name, _ in given_layouts(texts, 64, named)] == engines
 
 
-def test_two_layouts_that_no_framework_runs_both_are_refused() -> None:
-    with pytest.raises(UserError, match="None of megatron, torchtitan, deepspeed runs both"):
-        given_layouts(("dp=32,cp=2,zero=1", "dp=64,zero=3"), 64, None)
-
-
 def test_a_ranking_is_of_one_framework_the_first_under_which_anything_fits() -> None:
     def engines(gpus: int, framework: str | None = None, **fixed: int) -> set[str]:
         cluster = Cluster(A100, gpus, min(8, gpus), A100.memory_bytes)
@@ -192,15 +178,6 @@ def test_a_ranking_is_of_one_framework_the_first_under_which_anything_fits() -> 
     assert engines(64, "megatron,torchtitan") == {"megatron", "torchtitan"}
     # States of 18 bytes a parameter over two GPUs of 80 GiB.
     assert engines(2, zero_stage=3) == {"torchtitan"}
-
-
-def test_under_two_frameworks_confidence_is_by_the_errors_of_both() -> None:
-    training = Training(LLAMA, 512, 4096)
-    pairs = given_layouts(("dp=32,tp=2", "dp=64,zero=3"), 64, "megatron,torchtitan")
-    first, second = (exactly(replace(training, framework=name), EIGHT_NODES, A100, each).at(0) for name, each in pairs)
-    apart = surely_faster(training, first, second)
-    assert surely_faster(training, second, first) == pytest.approx(1 - apart)
-    assert abs(apart - 0.5) < abs(surely_faster(training, first, replace(second, plan=first.plan)) - 0.5)
 
 
 MODEL_OPTIONS = with_options("--gpus", "")
@@ -250,6 +227,17 @@ def message(*arguments: str) -> dict[str, Any]:
     result = command(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
+
+
+def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
+    arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
+    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
+    assert "all with" in lines[place]
+    assert "CP 1" in lines[place]
+    head = " ".join(lines[place + 1 : place + 4])
+    assert all(name in head for name in ("ZeRO", "recompute", "offload", "iteration"))
+    assert "CP" not in head
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.sizing.search import Bounds, costs_of, judged, memory_of, neighbours, search
-from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, resized
+from pyperf_suite.planner.sizing.step import Setting, resized
 from tests import models
 from tests.models import LLAMA, MIXTRAL
 
@@ -27,25 +27,11 @@ def test_padding_the_vocabulary_is_found_with_its_gain(made_up):
     assert present.speed == present.time_ratio == present.low == present.high == 1
 
 
-def test_heads_that_the_attention_kernel_pads_are_traded_for_whole_ones(made_up):
-    heads = search(Setting(GPT, 4096), Bounds(vary=("heads",)), made_up).alone["heads"]
-    assert (heads.setting.model.heads, heads.setting.model.head_dim) == (40, 64)
-    assert heads.is_faster
-    assert heads.parameter_change == 0
-
-
 def test_nothing_is_proposed_below_the_laws_error(made_up_with):
     found = search(Setting(LLAMA, 4096), Bounds(), made_up_with(error_percent=5.0))
     assert found.pareto == ()
     assert found.faster == 0
     assert found.within > 1000
-
-
-def test_parts_that_both_models_have_do_not_blur_their_difference(made_up):
-    """Another vocabulary changes the logits alone; another hidden changes everything."""
-    settings = [GPT, resized(GPT, vocab=50304), resized(GPT, hidden=2496, heads=39)]
-    _, vocab, hidden = judged([Setting(model, 4096) for model in settings], made_up)
-    assert (vocab.high - vocab.low) / vocab.speed < 0.2 * (hidden.high - hidden.low) / hidden.speed
 
 
 @MODELS
@@ -79,19 +65,6 @@ def test_the_list_is_a_pareto_front(made_up):
     assert len(found.pareto) > 2
     costs = np.array([(one.time_ratio, -one.parameters, one.memory_bytes) for one in found.pareto])
     assert not np.any(np.all(costs[:, None] < costs, axis=2))
-
-
-def test_memory_that_the_present_model_exceeds_is_hardly_exceeded_further(made_up):
-    found = search(Setting(GPT, 4096), Bounds(memory_bytes=1e9), made_up)
-    assert found.alone["vocab"].is_faster, "a few columns more are no reason to keep an odd vocabulary"
-    assert all(candidate.memory_bytes <= 1.0201 * found.present.memory_bytes for candidate in found.pareto)
-
-
-def test_tensor_parallelism_costs_its_collectives(made_up):
-    parts = parts_of(*grid_of([Setting(LLAMA, 4096, tp=4)]))
-    priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}
-    assert priced["reduce_scatter"].seconds.item() == pytest.approx(2 * 2 * 4096 * 4096 / 1e11 * 3 / 4)
-    assert "reduce_scatter" not in {part.name for part in parts_of(*grid_of([Setting(LLAMA, 4096)]))}
 
 
 @pytest.mark.parametrize(

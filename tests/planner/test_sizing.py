@@ -105,12 +105,6 @@ def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
     assert (wide.rule, wide.kept) == ("vocab divisible by 512", False)
 
 
-def test_a_model_that_nothing_beats_is_kept(made_up_with):
-    answer = sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)).findings
-    assert not any("change" in each.values for each in answer.remarks)
-    assert any("noise" in each.values for each in answer.remarks)
-
-
 def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_measures_them_is_named():
     """Heads of 80 on an A100: neither kept nor changed by a law that was not fitted on them."""
     setting = Setting(ModelDimensions(32, 2560, 10240, 32, 50257, bias=True), 4096)
@@ -125,25 +119,6 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     assert said["hidden"] == 2560
     assert "32" in str(said["heads"])
     assert not any("Keep the dimensions" in each.template for each in report.remarks)
-
-
-@pytest.mark.parametrize(("shards", "zero"), [(1, 0), (4, 3)])
-def test_experts_are_shared_in_size_as_in_layout(shards, zero):
-    model = MODELS["mixtral"]
-    answer = sizing(H200, Setting(model, 2048, shards=shards, ep=4), Bounds(vary=("kv_heads",)))
-    fixed = {"micro_batch": 1, "recompute": 0, "data": 4, "expert": 4, "zero_stage": zero}
-    training = Training(model, 4, 2048, framework="fsdp2" if zero else None)
-    best = planned(training, Cluster(H200, 4, 4, H200.memory_bytes), fixed=fixed).best
-    assert float(answer.iteration.seconds) == pytest.approx(best.seconds, rel=1e-6)
-    assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
-    exchanged = math.fsum(
-        part.seconds for part in answer.spent if part.part in ("all_to_all", "tokens sorted by expert")
-    )
-    assert exchanged == pytest.approx(best.parts["experts"], rel=1e-6)
-    alone = sizing(H200, Setting(model, 2048, shards=shards), Bounds(vary=("kv_heads",)))
-    assert answer.search.present.memory_bytes < alone.search.present.memory_bytes
-    assert "all_to_all" not in {part.part for part in alone.spent}
-    assert "shared by 4" in str(answer.findings)
 
 
 def test_size_reads_a_config(command, tmp_path):
@@ -182,15 +157,6 @@ def test_what_cannot_be_sized_is_one_sentence_and_exit_code_2(command, arguments
 
 def product(prices, m, n, k, layout="TN"):
     return explain_product(H200, (m, n, k), "bf16", layout, prices=prices)
-
-
-def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
-    explained = product(made_up, 4096, 50257, 4096)
-    assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
-    assert [each.sizes for each in explained.better][:2] == [{"N": 50264}, {"N": 50256}]
-    values = [each.values for each in explained.findings.remarks]
-    assert {"computing"} <= {each.get("what") for each in values}
-    assert {"N"} <= {each.get("names") for each in values}
 
 
 @pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
@@ -249,14 +215,6 @@ def test_an_odd_size_is_padded_to_the_nearest_that_wins_and_no_other_of_little_g
         assert np.min(times, initial=math.inf) > 0.99 * fastest
 
 
-def test_the_answer_comes_first_with_its_table_and_says_that_a_vocabulary_is_only_padded_up():
-    found = explain_product(find_gpu("H100"), (4096, 11007, 4096), "bf16", "TN").findings
-    assert found.remarks[0].values["sizes"] == "N = 11008"
-    assert found.remarks[0].values["change"].value == pytest.approx(-0.26, abs=0.01)
-    assert "vocabulary" in str(found.remarks[0].values["padded"])
-    assert [row[2] for row in found.tables[0].rows] == ["11008", "11000"]
-
-
 def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
     (tiled,) = printed(replace(product(made_up, 2304, 4608 + 1, 512), tile=(256, 128, 1)), "tiles_m", "last")
     assert (tiled["tiles_m"], tiled["tiles_n"], tiled["waves"]) == (9, 37, "3 waves")
@@ -303,8 +261,3 @@ def test_latent_attention_and_a_family_are_named_by_options(command, tmp_path):
     missing = command("size", *options, "--family", "youtu", *usual)
     assert missing.exit_code == 2
     assert "--family youtu says how --config is read" in missing.stderr
-
-
-def test_more_shards_are_priced_under_the_same_framework() -> None:
-    plans = [Setting(LLAMA, 4096, shards=shards).plan_on(find_gpu("H100")) for shards in (1, 8)]
-    assert {plan.framework for plan in plans} == {"megatron"}

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.training.framework import found_constants
-from pyperf_suite.planner.training_runs import ASSUMED_RECOMPUTE, read_runs, refitted
+from pyperf_suite.planner.training_runs import read_runs, refitted
 from tests.commands import invoke
 from tests.records import printed_lines
-from tools.fit.published import SAMPLE
 from tools.validate import judged, right_orders, validate
 
 LLAMA = {"source": "mine", "engine": "megatron", "model": "8B", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32,
@@ -78,16 +77,6 @@ def test_orders_that_are_wrong_are_counted(tmp_path: Path) -> None:
     assert orders("others.csv", rows[0], rows[-1] | {"heads": 64}) == (0, 0)
 
 
-def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path) -> None:
-    large = {"tp": 1, "pp": 1, "micro_batch": 4}
-    stated, not_stated = judged(
-        read_runs(table(tmp_path / "large.csv", large, large | {"recompute": "", "recompute_stated": ""}))[0]
-    )
-    assert ASSUMED_RECOMPUTE in not_stated.run.assumed
-    assert stated.is_called_too_large
-    assert not not_stated.is_called_too_large
-
-
 @pytest.mark.slow
 def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Path) -> None:
     path = table(tmp_path / "training.csv", *layouts(1.2, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
@@ -129,11 +118,3 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence(
     result = invoke("calibrate", "--runs", path, *options)
     assert result.exit_code == 2
     assert sentence in " ".join(result.output.split())
-
-
-@pytest.mark.slow
-def test_no_published_run_that_ran_is_said_not_to_fit() -> None:
-    found = validate(SAMPLE / "training_published.csv")
-    assert sum(each.rows for each in found) > 50
-    assert sum(each.called_too_large for each in found) == 0
-    assert sum(each.right_pairs for each in found) > 0.8 * sum(each.pairs for each in found) > 0

@@ -24,13 +24,6 @@ def test_a_driver_that_does_not_start_says_why(fake_cuda, code, words):
         CudaDriver(fake_cuda([], initialises=code))
 
 
-def test_an_index_beyond_the_devices_is_refused_and_a_machine_without_the_library_has_no_gpus(fake_cuda, monkeypatch):
-    with pytest.raises(Unavailable, match=r"cuDeviceGet failed: driver words \(CUresult 101\)"):
-        CudaDriver(fake_cuda(["NVIDIA H200"])).gpu(3)
-    monkeypatch.setattr(devices, "driver", lambda: Unavailable("absent"))
-    assert devices.gpus() == []
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

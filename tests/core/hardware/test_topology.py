@@ -5,11 +5,11 @@ from unittest.mock import Mock
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import links, topology
 from pyperf_suite.hardware import links as module
+from pyperf_suite.hardware import topology
 from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, pcie_lanes_gb_per_s
+from pyperf_suite.hardware.links import PcieDevice, PcieLink
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.hardware.topology import LinkGraph, parse, wiring
 
@@ -148,24 +148,6 @@ def test_a_machine_that_cannot_be_asked_says_why(monkeypatch, answer, reason):
     assert reason in str(said)
 
 
-@pytest.mark.parametrize(
-    ("capability", "nvlink", "pcie"),
-    [
-        ((6, 1), None, "PCIe 3 x16"),
-        ((7, 0), "NVLink 2", "PCIe 3 x16"),
-        ((8, 0), "NVLink 3", "PCIe 4 x16"),
-        ((8, 6), "NVLink 3 bridge", "PCIe 4 x16"),
-        ((9, 0), "NVLink 4", "PCIe 5 x16"),
-        ((10, 0), "NVLink 5", "PCIe 5 x16"),
-        ((10, 3), "NVLink 5", "PCIe 6 x16"),
-    ],
-)
-def test_a_gpus_links_follow_from_its_compute_capability(capability, nvlink, pcie):
-    found = links.nvlink_of(capability)
-    assert (found and found.name) == nvlink
-    assert links.pcie_of(capability).name == pcie
-
-
 class Manager:
     """NVML that knows GPUs by the last digit of their UUID."""
 
@@ -233,14 +215,6 @@ def test_devices_have_their_link_the_cards_and_the_ports_above_and_are_read_back
     for device in module.devices(bus):
         assert PcieDevice.from_json(device.to_json()) == device
     assert module.devices(bus)[0].to_json()["now"] == "gen 4 x8"
-
-
-def test_lanes_carry_what_a_slot_of_sixteen_does_and_an_unknown_generation_nothing_known():
-    assert all(pcie_lanes_gb_per_s(generation, 16) == peak.gb_per_s for generation, peak in PCIE.items())
-    assert pcie_lanes_gb_per_s(1, 16) == 4.0
-    assert pcie_lanes_gb_per_s(9, 16) is None
-    with pytest.raises(ValueError, match="no PCIe link"):
-        PcieLink.parse("gen x16")
 
 
 @pytest.mark.parametrize(

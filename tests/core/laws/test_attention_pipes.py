@@ -89,12 +89,6 @@ def test_a_round_is_that_of_a_closed_network_of_two_queues(parts: int, tensor: f
     assert round_cycles(parts, tensor, softmax) == pytest.approx(parts * ways(parts) / ways(parts - 1))
 
 
-def test_a_single_part_waits_for_each_unit_and_many_for_the_slower_one() -> None:
-    assert round_cycles(1, 1024, 864, 144) == 1024 + 864 + 144
-    assert round_cycles(400, 1024, 864, 144) / 400 == pytest.approx(1024, rel=1e-3)
-    assert round_cycles(2, 1024, 864, 144) < 2 * (1024 + 864 + 144)
-
-
 def test_units_take_what_their_throughput_says() -> None:
     # 8,192 scores: exponentials at 16 a cycle, maxima and half as many packings at 64; and the corrections.
     assert softmax_cycles(64, 128, 64) == 8192 / 16 + 1.5 * 8192 / 64 + 128 / 16 * 2 + 64 * 64 / 128
@@ -194,16 +188,6 @@ def predicted_rows() -> Iterator[str]:
 def test_the_page_has_the_predictions_for_blocks_of_our_kernel() -> None:
     page = (H200.parents[1] / "docs" / "probes" / "attention_heads.md").read_text()
     assert [row for row in predicted_rows() if row not in page] == []
-
-
-def test_what_hides_the_waits_of_our_triton_kernel_is_predicted() -> None:
-    def cycles(text: str, resident: int) -> float:
-        blocks = Blocks.parse(text)
-        tiles = TiledAttention(2, 64, 4096, 4096, 64, 64, False, blocks, MULTIPROCESSORS * resident, 30)
-        return HopperForward.by_triton(tiles, MULTIPROCESSORS).cycles(H200_BYTES_PER_S / 1.8e9)
-
-    # Three stages fetch keys in time; of two resident programs one multiplies during the other's softmax.
-    assert cycles("128x128:s2:w8", 1) > 1.2 * cycles("128x128:s3:w8", 1) > 1.4 * cycles("128x64:s3:w4", 2)
 
 
 @pytest.mark.slow

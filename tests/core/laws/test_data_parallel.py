@@ -73,12 +73,6 @@ def test_a_disturbed_step_does_not_bend_the_law_and_a_group_is_left_out_as_a_who
     assert min(errors[:5]) > 0.3
 
 
-def test_too_few_steps_leave_nothing_to_hold_out():
-    assert held_out_step_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
-    with pytest.raises(ValueError, match="two constants"):
-        fit_data_parallel(all_reduce_s, exchanges()[:1], [1.0])
-
-
 def test_without_loaders_nothing_overlaps_else_the_slowest_stage_or_the_cores_bind():
     pipeline = InputPipelineLaw(load_s=0.003, step_s=0.005, cores=8)
     assert pipeline.seconds(0) == pytest.approx(0.008)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.messages import BUCKET_BYTES, PARALLELISMS, StepTransfer
 from pyperf_suite.laws.transformer import ModelDimensions
 from tests.models import KINDS, MODELS, models
@@ -53,16 +52,3 @@ def test_gradients_travel_in_buckets_and_layers_one_by_one_those_without_experts
         *[(4, model.layer_parameters * 2), (2, model.dense_layer_parameters * 2), (1, model.outer_parameters * 2)],
     ]
     assert StepTransfer("all_reduce", 3, 100.0, 4).bus_bytes == 3 * 100 * 1.5
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "ranks", "sentence"),
-    [
-        ("TP", 3, "TP over 3 ranks cannot divide heads = 32"),
-        ("PP", 64, "32 layers cannot be cut into 64 stages"),
-        ("EP", 8, "1 experts cannot be spread over 8 ranks"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_sentence(parallelism, ranks, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PARALLELISMS[parallelism](LLAMA, 1, ranks)

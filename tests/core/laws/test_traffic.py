@@ -19,21 +19,6 @@ from tests.models import MODELS
 from tools.fit.published import SAMPLE
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("gpt2", 124_439_808),
-        ("gpt2-xl", 1_557_611_200),
-        ("llama-2-7b", 6_738_415_616),
-        ("llama-3-8b", 8_030_261_248),
-        ("llama-3-70b", 70_553_706_496),
-        ("mixtral-8x7b", 46_702_792_704),
-    ],
-)
-def test_dimensions_add_up_to_the_parameters_of_the_published_weights(name, parameters):
-    assert MODELS[name].parameters == parameters
-
-
 def test_a_token_meets_its_experts_only():
     assert MODELS["mixtral-8x7b"].active_parameters == 12_879_925_248
     assert MODELS["llama-2-7b"].active_parameters == MODELS["llama-2-7b"].parameters

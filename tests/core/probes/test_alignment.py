@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes, Base
 from pyperf_suite.record.case import Case
@@ -65,17 +65,6 @@ def rows(findings: Findings, title: str, implementation: str = "") -> list[dict[
     return [row for row in named if row["implementation, dtype, layout"].startswith(implementation)]
 
 
-def shapes(cases: list[Case], implementation: str) -> set[tuple[int, int, int]]:
-    return {(p.m, p.n, p.k) for case in cases if case.implementation == implementation for p in (case.parameters,)}
-
-
-def test_every_rung_and_offset_stands_beside_the_size_it_would_be_padded_to() -> None:
-    cases = sweep(axes(along=("k",), offset=(-3, 0, 17)))
-    sizes = {k for _, _, k in shapes(cases, "torch")}
-    assert sizes == {960, 1016, 1021, 1022, 1023, 1024, 1041, 1088}
-    assert shapes(cases, "torch") == shapes(cases, "native")
-
-
 def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None:
     report = findings(odd_is_half)
     classes = {(row["along"], row["divides by"]): row for row in rows(report, "Throughput", "torch")}
@@ -92,21 +81,6 @@ def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None
     verdicts = {(row["M x N x K"], row["size"]): row["verdict"] for row in rows(report, "Pad or not", "torch")}
     assert verdicts.pop(("256 x 1024 x K", 1023)) == "pad, even at each call"
     assert set(verdicts.values()) == {"leave it"}
-
-
-def vocabulary(seconds: Seconds, **changed: object) -> Remark:
-    (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
-    return advice
-
-
-def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_names_what_it_wins() -> None:
-    (unclear,) = remarks(
-        PROBE.findings(records(sweep(axes(real=("vocabulary",), ladder=(64,))), by_work, noise=0.3)),
-        "known_as",
-    )
-    assert (unclear.values["verdict"], unclear.is_noise) == ("undecided", True)
-    padded = vocabulary(lambda case: by_work(case) * (1.0 if case.parameters.padded.n % 64 == 0 else 2.0))
-    assert padded.values[padded.effect].value == pytest.approx(2, rel=0.02)
 
 
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:

@@ -90,46 +90,11 @@ def findings(machine: Machine, **changed: object) -> Findings:
     return PROBE.findings(machine.records(cases(**changed)))
 
 
-def test_rival_blocks_are_tried_in_forward_passes_of_the_head_dims_that_have_some() -> None:
-    swept = cases(
-        implementation=("triton", "sdpa_default"),
-        hidden=(4096,),
-        heads=(64, 32, 16),
-        seq=(4096, 1024),
-        blocks=("chosen", "rivals"),
-    )
-    tried = [case.parameters for case in swept if case.parameters.blocks]
-    assert {case.implementation for case in swept if case.parameters.blocks} == {"triton"}
-    assert {(p.seq_q, p.backward) for p in tried} == {(4096, False)}
-    assert [str(p.blocks) for p in tried if p.head_dim == 64] == [
-        *("128x64:s3:w4", "128x64:s3:w8", "128x128:s2:w4", "64x128:s2:w4")
-    ]
-    assert [str(p.blocks) for p in tried if p.head_dim == 128] == ["128x128:s3:w8", "64x64:s2:w4", "128x32:s3:w4"]
-    assert not [p for p in tried if p.head_dim == 256]
-    assert len({case for case in swept if not case.parameters.blocks}) == len(swept) - len(tried)
-
-
 def test_the_hopper_kernel_has_rivals_of_its_own_and_no_backward_pass() -> None:
     fields = {"implementation": ("cuda_sm90",), "hidden": (4096,), "heads": (32,), "seq": (4096,)}
     tried = [case.parameters for case in cases(blocks=("chosen", "rivals"), **fields)]
     assert not any(p.backward for p in tried)
     assert [str(p.blocks) for p in tried if p.blocks] == ["128x176", "128x160", "128x96", "192x64"]
-
-
-def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
-    report = findings(Machine())
-    # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
-    ratios = {}
-    for each in remarks(report, "slow", kernel="sdpa_default, float32"):
-        assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
-        assert "with the same parameters" in each.template
-        ratios[each.values["of_pass"]] = each.values["faster"]
-    case, other = (each for each in cases(implementation=("sdpa_default",), phase=("forward",)))
-    expected = Machine().seconds(case) / Machine().seconds(other)
-    assert ratios["forward"].value == pytest.approx(expected)
-    assert ratios["backward"].value == pytest.approx(expected)
-    assert ratios["forward"].low == pytest.approx(expected)
-    assert remarks(report, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_noise_is_not_turned_into_advice() -> None:
@@ -182,13 +147,6 @@ def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
     found = findings(machine, implementation=(), extra=("two_gemm", "two_gemm_products"))
     shares = [line["softmax and mask"] for line in lines(found, "Two products")]
     assert [(each.value, each.low, each.high) for each in shares] == [pytest.approx((0.25, 0.25, 0.25))] * 2
-
-
-def test_cases_that_different_processes_measured_are_not_compared() -> None:
-    records = Machine().records(cases(implementation=("native",)), processes=2)
-    found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
-    assert remarks(found, "faster") == []
-    assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
 
 
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:

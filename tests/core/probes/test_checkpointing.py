@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Remark
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
+from pyperf_suite.probes.checkpointing import PROBE, REPAYS, CheckpointingAxes
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from tests import records as made_up
-from tests.records import cells
 
 CPU = resolve("cpu")
 AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))
@@ -84,27 +82,6 @@ def test_the_search_ends_at_the_last_batch_that_fits_and_has_seen_the_next_fail(
         last = max(fitting)
         assert held_bytes(policy, last) <= 100e6 < held_bytes(policy, last + 1)
         assert last + 1 in batches(records, "unsupported")[policy]
-
-
-def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
-    report = PROBE.findings(searched()[0])
-    costs = {each.message.values["checkpointing"]: each for each in report.verdicts if each.claim == COSTS}
-    assert set(costs) == {"every:1", "every:2"}
-    every = costs["every:1"]
-    assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
-    message = every.message.values
-    assert (message["batch"], message["kept"], message["kept_without"]) == (
-        4,
-        Quantity(10e6, "MB"),
-        Quantity(36e6, "MB"),
-    )
-    assert message["by_flop"].predicted
-    assert 0.75 <= message["by_flop"].value < 0.8
-    (selective,) = (each for each in report.remarks if isinstance(each, Remark) and "by_flop" in each.values)
-    assert (selective.values["checkpointing"], selective.values["by_flop"].value) == ("selective", 1)
-    assert selective.values["measured"].value == pytest.approx(0.95)
-    peaks = {(row["checkpointing"], row["batch"]): row["peak"] for row in cells(report.tables[1])}
-    assert (peaks["every:1", 4], peaks["none", 4]) == (Quantity(20e6, "MB"), Quantity(46e6, "MB"))
 
 
 @pytest.mark.parametrize(

@@ -51,17 +51,6 @@ def column(findings: Findings, title: str, name: str) -> list[Any]:
     return [row[name] for row in table(findings, title)]
 
 
-def test_the_table_is_nccl_tests_with_rates_by_its_factors(network: Any) -> None:
-    findings = PROBE.findings(network().records(cases(size=(ONE_SIZE,))))
-    (row,) = table(findings, "all_reduce float32, 4 ranks, gloo")
-    seconds = 20e-6 + 1.5 * 2**30 / 10e9
-    assert [row[name] for name in ("size", "count", "type", "redop", "root")] == [2**30, 2**28, "float32", "sum", -1]
-    assert row["p50"] == pytest.approx(seconds)
-    assert row["algbw"] == pytest.approx(2**30 / seconds)
-    assert row["busbw"] == pytest.approx(1.5 * 2**30 / seconds)
-    assert (row["#wrong"], row["p99 / p50"], row["skew"]) == (0, 1, 0)
-
-
 def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
     records = network().records(cases(op=("all_reduce", "broadcast"), size=(Sizes(2**20, 2**20),)))
     (document,) = PROBE.findings(records).documents

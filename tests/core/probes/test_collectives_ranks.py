@@ -106,12 +106,6 @@ def test_a_soak_tells_a_drift_from_begin_to_end(network: Any) -> None:
     assert 0.15 < said(findings, "cases drift, ")["by"] < 0.3
 
 
-def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(network: Any) -> None:
-    steady = network(noise=0.01)
-    assert remarks(PROBE.findings(steady.records(cases(), processes=20)), "no case drifts or changes")
-    assert not remarks(PROBE.findings(steady.records(cases(), processes=5)), "Soak")
-
-
 def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
     values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
     assert chance_of_no_trend(values) == pytest.approx(scipy.stats.spearmanr(np.arange(8), values).pvalue)

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.axes import NO, YES, Sizes
+from pyperf_suite.findings.axes import Sizes
 from pyperf_suite.findings.data import ClaimVerdict, Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, GradientExchange
 from pyperf_suite.probes.data_parallel import (
     BUCKETS,
-    DDP_BEATS_DP,
-    DP_BEATS_UNLINKED,
-    LINKS_MATTER,
     NO_SYNC,
     PROBE,
     DataParallelAxes,
@@ -134,21 +131,3 @@ def test_each_claim_of_the_guides_gets_its_verdict():
     every = [case.parameters for case in swept(AXES) if case.operator == "data_parallel"]
     (correct,) = remarks(findings, "trials")
     assert correct.values["trials"] == PROCESSES * len(every)
-
-
-def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
-    axes = replace(
-        AXES, implementation=("nccl",), exchange=("none", "ddp", "dp"), peer_to_peer=(YES, NO), all_reduce=()
-    )
-    findings = PROBE.findings(records_of(swept(axes)))
-    judged = verdicts(findings)
-    assert judged[DDP_BEATS_DP.text].outcome == "holds"
-    assert judged[LINKS_MATTER.text].outcome == "holds"
-    assert judged[LINKS_MATTER.text].measured.value == pytest.approx(1.3)
-    # 1.2 times a single bucket is longer than 1.3 times the best of several.
-    assert judged[DP_BEATS_UNLINKED.text].outcome == "does not hold here"
-    assert 0.9 < judged[DP_BEATS_UNLINKED.text].measured.value < 1
-    direct, around = findings.tables
-    dp = next(row for row in direct.rows if row[1] == "DataParallel")
-    assert dp[3].value == pytest.approx(dp[2].value / (4 * COMPUTE_S_A_LAYER))
-    assert "DataParallel" not in [row[1] for row in around.rows]

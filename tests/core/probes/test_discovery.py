@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes import all_probes, find_probe, listed, probe_names
+from pyperf_suite.probes import all_probes, find_probe, probe_names
 from pyperf_suite.workloads import find_workload
 
 GOOD = """
@@ -54,27 +53,12 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return bring
 
 
-def test_every_module_of_the_probes_folder_is_a_probe_of_that_name_and_is_listed() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = all_probes()
-    assert sorted(probe.name for probe in found) == sorted(probe_names())
-    assert {"optimizer", "block", "backward", "input_pipeline", "static_kernels"} <= set(probe_names())
-    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in found]
-
-
 def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -> None:
     bring(a_plugin=GOOD)
     assert isinstance(find_probe("a_plugin"), Probe)
     assert find_probe("a_plugin").cases("quick", Device("cpu"))
     # A topic that is none of ours comes after them.
     assert all_probes()[-1].name == "a_plugin"
-
-
-def test_a_plugin_does_not_take_the_place_of_a_probe_of_ours(bring: Callable[..., None]) -> None:
-    bring(optimizer=GOOD)
-    assert find_probe("optimizer").title == "Training: optimizers"
-    assert list(probe_names()).count("optimizer") == 1
 
 
 BROKEN = {

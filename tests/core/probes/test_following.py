@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pyperf_suite import probes as discovery
-from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows
@@ -108,9 +107,3 @@ def test_a_probe_that_never_ends_is_stopped(probe: Callable[..., None]) -> None:
     for planned in follow_ups(a_plan(), records):
         records.append(a_record(planned.case))
     assert len(records) == MOST_ROUNDS
-
-
-def test_a_case_that_can_never_be_measured_is_refused(probe: Callable[..., None]) -> None:
-    probe(follow_up=lambda records: [a_case(0)])
-    with pytest.raises(UserError, match="n=0"):
-        next(follow_ups(a_plan(), []))

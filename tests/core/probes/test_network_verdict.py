@@ -17,7 +17,7 @@ from pyperf_suite.probes.collectives.verdict import TrainingSizes, WayToTrain, s
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from tests.core.probes.conftest import Network
-from tests.core.probes.test_collectives import cases, column, remarks, said, table
+from tests.core.probes.test_collectives import cases, remarks, said, table
 
 
 def judged(records: list[Record], training: TrainingSizes) -> Findings:
@@ -44,15 +44,6 @@ def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
     assert message["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
     assert message["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
     assert not remarks(findings, "Not judged")
-
-
-def test_what_was_not_measured_or_cannot_be_spread_is_not_judged() -> None:
-    odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
-    findings = judged(Network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, 8))
-    why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
-    assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
-    assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
-    assert column(findings, WAYS, "parallelism") == ["DDP"]
 
 
 def test_a_model_is_given_by_its_dimensions() -> None:

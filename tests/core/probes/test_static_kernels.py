@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
-from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.static_kernels import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
@@ -29,14 +27,3 @@ def test_a_kernel_that_spills_is_named() -> None:
     assert [row["kernel"] for row in rows] == ["greedy", "lean"]
     assert (rows[0]["tensor core"], rows[0]["copies"], rows[0]["registers"]) == ("64 HMMA", None, 255)
     assert (rows[0]["shared memory"].value, rows[0]["shared memory"].base) == (1.0, "B")
-
-
-def test_every_default_kernel_of_every_target_is_a_case_and_none_is_timed() -> None:
-    probe = find_probe("static_kernels")
-    cases = probe.cases("quick", resolve("cpu"))
-    assert {(case.implementation, case.parameters.target) for case in cases} == {
-        ("nvrtc", "sm_80"),
-        ("nvrtc", "sm_90a"),
-        *(("triton", target) for target in ("sm_80", "sm_90", "sm_100")),
-    }
-    assert not probe.is_timed

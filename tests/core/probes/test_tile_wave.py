@@ -77,11 +77,6 @@ def findings(machine: Machine, processes: int = 1, **changed: object) -> Finding
     return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed))), processes))
 
 
-def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
-    sizes = {case.parameters.n for case in PROBE.sweep(axes())}
-    assert sizes == {count * 64 + offset for count in range(1, 9) for offset in (-1, 0, 1)}
-
-
 def test_the_picture_is_a_staircase_next_to_the_library_with_at_most_two_other_schedules_below() -> None:
     schedules = ("data_parallel", "persistent", "split_k(2)", "stream_k")
     (figure,) = findings(Machine(), schedule=schedules, inside=(8,)).figures

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.user_kernels.declared import parameters_of
 from pyperf_suite.user_kernels.probe import user_probe
@@ -50,14 +47,3 @@ def test_a_rate_above_that_of_a_copy_is_a_caution_with_both() -> None:
     values = [each.value for each in doubt.values.values() if isinstance(each, Quantity)]
     assert values == [1_319e9, 13e9]
     assert not found(checks, moved=20_000_000).remarks
-
-
-def test_rows_of_several_modes_say_theirs_and_are_compared_within_each() -> None:
-    cases = [replace(CASE, implementation=who, mode=mode) for who in ("mine", "base") for mode in MODES]
-    kernel = {"details": {"baseline": "base"}}
-    times = (1e-3, 2e-3, 3e-3, 4e-3)
-    records = [a_record(case, seconds, kernel=kernel) for case, seconds in zip(cases, times, strict=True)]
-    findings = user_probe(NAME).analyse(rows_of(records))
-    assert "mode" in [column.name for column in findings.tables[0].columns]
-    gains = {remark.values["implementation"]: remark.values["faster"].value for remark in findings.remarks}
-    assert gains == {"mine": pytest.approx(3.0), "mine, sustained": pytest.approx(2.0)}

@@ -75,29 +75,6 @@ def test_a_backend_that_refuses_is_unsupported_with_the_reason(monkeypatch: pyte
         verified("sdpa_flash", CASES[1])
 
 
-def test_keys_are_expanded_where_a_backend_takes_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    functional = pytest.importorskip("torch").nn.functional
-    original = functional.scaled_dot_product_attention
-
-    def without_groups(*operands: Any, enable_gqa: bool = False, **arguments: Any) -> Any:
-        if enable_gqa:
-            raise RuntimeError("this backend takes no groups")
-        return original(*operands, **arguments)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", without_groups)
-    for backward in (False, True):
-        assert verified("sdpa_flash", replace(CASES[1], backward=backward)).details["gqa"] == "expanded"
-
-
-@pytest.mark.parametrize("implementation", ["sdpa_math", "two_gemm", "two_gemm_products"])
-def test_a_score_matrix_larger_than_free_memory_is_refused_before_it_is_tried(
-    implementation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyperf_suite.hardware.memory.available_bytes", lambda: 10**6)
-    with pytest.raises(Unsupported, match=r"score matrix of 262144 pairs .* 0\.001 GB are free"):
-        verified(implementation, AttentionParameters(1, 4, 16, 256))
-
-
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     parameters = AttentionParameters(2, 4, 8, 3, 5, kv_heads=2, causal=True)
     work = ATTENTION.work(parameters)

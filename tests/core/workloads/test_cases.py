@@ -231,15 +231,3 @@ def test_a_case_is_measured_like_any_other(workload, implementation, change, wor
     assert answer["outcome"] == "ok", answer
     assert work.items() <= answer["work"].items()
     assert answer["verification"]["compared"] > 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "form"),
-    [
-        *((TensorSet, text, "TENSORSxROWSxCOLUMNS") for text in ("", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc")),
-        *((Checkpointing, text, "none, every:K or selective") for text in ("every:0", "all", "", "every:")),
-    ],
-)
-def test_text_that_cannot_be_read_shows_its_form(kind, text, form):
-    with pytest.raises(UserError, match=form):
-        kind.parse(text)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.kernels import nvrtc
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import triton_kernels
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters
-from pyperf_suite.workloads.workload import ExecutionContext
-
-KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
-PARAMETERS = CompiledKernelParameters(KERNEL, "sm_80")
+from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 
 @pytest.mark.slow
@@ -27,25 +21,3 @@ def test_an_attention_kernel_becomes_exact_figures_of_its_own_source() -> None:
         pytest.skip(answer["reason"])
     assert answer["kernel"]["name"] == kernel
     assert answer["metrics"]["instructions_HMMA"]["value"] > 0
-
-
-def test_a_case_becomes_a_static_record_with_exact_figures() -> None:
-    answer = measure_case(Case("compiled_kernel", PARAMETERS, "nvrtc"), None, resolve("cpu"))
-    if answer["outcome"] == "unsupported":
-        pytest.skip(answer["reason"])
-    assert answer["kind"] == "static"
-    assert answer["kernel"]["path"] == "sm_80"
-    assert answer["kernel"]["details"]["compiler"].startswith("NVRTC ")
-    registers = answer["metrics"]["registers"]
-    assert registers["value"] == registers["low"] == registers["high"] == registers["samples"][0]
-    assert answer["metrics"]["instructions_HMMA"]["value"] > 0
-    assert answer["metrics"]["instructions_LDL"]["value"] == 0
-
-
-def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise nvrtc.NoCompiler("There is no NVRTC here: pip install nvidia-cuda-nvrtc brings it.")
-
-    monkeypatch.setattr(nvrtc, "compile_cubin", absent)
-    with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
-        CompiledKernel().prepare(PARAMETERS, "nvrtc", ExecutionContext(Device("cpu")))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, bind, refusals
-from pyperf_suite.workloads.matmul.matmul import MATMUL
+from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import ExecutionContext
 from tests.core.workloads.test_outputs import verified
@@ -27,14 +23,6 @@ def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> 
     return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, **changed)
 
 
-def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
-    a = MATMUL.operands(of("int8", 300, 300, 300), seed=1)["a"]
-    assert a.dtype == np.int8
-    assert 30 < float(np.std(a)) < 34
-    assert int(a.min()) == -127
-    assert int(a.max()) == 127
-
-
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=50))
 def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> None:
     array = np.array(values, dtype=np.float32)
@@ -42,49 +30,6 @@ def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> 
     fraction, exponent = np.frexp(array.astype(np.float64))
     # np.rint rounds ties to even, as IEEE 754 does.
     np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
-
-
-def test_tfloat32_keeps_what_is_not_a_number_and_operands_have_no_digits_to_round() -> None:
-    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), MATMUL.operands(of("tfloat32"), seed=1)["a"]):
-        np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
-
-
-def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
-    torch = pytest.importorskip("torch")
-    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
-    c = torch.empty(32, 48, dtype=torch.int32)
-    bind(torch, of("int8", 32, 48, 64), a, b, c).launch()
-    assert torch.equal(c, a.int() @ b.int())
-
-
-class OutOfMemory(RuntimeError):
-    """Stands for torch's own."""
-
-
-class Torch:
-    """The parts of torch that `refusals` uses."""
-
-    OutOfMemoryError = OutOfMemory
-
-
-def raising(error: Exception) -> Callable[[], None]:
-    def enter() -> None:
-        with refusals(Torch, of("int8", 17, 24, 40)):
-            raise error
-
-    return enter
-
-
-def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_not() -> None:
-    status = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`"
-    with pytest.raises(Unsupported, match="CUBLAS_STATUS_NOT_SUPPORTED"):
-        raising(RuntimeError(status))()
-    with pytest.raises(Unsupported, match="NotImplementedError"):
-        raising(NotImplementedError())()  # without words
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        raising(RuntimeError("CUDA error: an illegal memory access was encountered"))()
-    with pytest.raises(OutOfMemory):
-        raising(OutOfMemory("CUDA out of memory"))()
 
 
 def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
@@ -168,9 +113,3 @@ def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
     assert "expert 0" in verdict.message
     launches.poison(0)
     assert not launches.verify_last(0).passed
-
-
-def test_work_counts_useful_flop_and_experts_that_are_read():
-    assert GROUPED.work(grouped()).flop == 2 * 70 * 24 * 16
-    few = grouped(experts=8, rows=5)
-    assert GROUPED.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.scratch import SharedArrays
 
 LARGE = 10_000
@@ -119,11 +118,3 @@ def test_no_reader_sees_half_of_what_a_killed_writer_or_several_at_once_wrote(tm
         for value, key in itertools.product(range(5), ("case", "evicting")):
             found = SharedArrays(tmp_path).keep(key, str(value), Counted(value, 200_000))
             assert_same(found, arrays(value, 200_000))
-
-
-def test_without_a_folder_of_the_run_each_process_computes(monkeypatch) -> None:
-    monkeypatch.delenv(scratch.SHARED_VARIABLE, raising=False)
-    compute = Counted()
-    for _ in range(2):
-        scratch.shared("case")("rows", compute)
-    assert compute.times == 2

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
-from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.attention import (
-    ATTENTION,
-    TritonAttention,
     configuration_of,
     costs_of,
 )
-from pyperf_suite.workloads.workload import ExecutionContext
-
-SMALL = AttentionParameters(1, 4, 24, 20, 33, kv_heads=2, causal=True, dtype="float16")
 
 
 def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_target_s_own():
@@ -32,12 +23,6 @@ def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_tar
     # Larger ones than TMA takes go by addresses.
     large = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(512, 32))
     assert configuration_of(large, "sm_90").operands == "addresses"
-
-
-def test_without_triton_the_case_is_unsupported(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match="triton is not installed"):
-        TritonAttention().prepare(SMALL, ATTENTION.operands(SMALL, 0), ExecutionContext(Device("cuda")))
 
 
 def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():

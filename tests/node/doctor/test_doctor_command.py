@@ -13,7 +13,7 @@ import pytest
 from pyperf_suite.node.check import Check
 from pyperf_suite.node.commands import doctor
 from pyperf_suite.node.doctor import children
-from pyperf_suite.node.doctor.children import COMMAND, ExaminedProcess
+from pyperf_suite.node.doctor.children import COMMAND, ExaminedProcess, nccl_version
 from tests.commands import invoke
 
 # Stands in for every way a Python program writes, removes or starts something; written to standard error at the end.
@@ -144,3 +144,7 @@ def test_a_child_that_crashes_babbles_hangs_or_cannot_be_started_is_a_finding(mo
         monkeypatch.setattr(children, "DEADLINE_S", 0.5)
     process = ExaminedProcess("library", __file__, "ncclGetVersion", command=command)
     assert words in process.answer()["error"]
+
+
+def test_both_of_nccls_ways_to_number_versions_are_read():
+    assert [nccl_version(number) for number in (22705, 2804, 21803)] == ["2.27.5", "2.8.4", "2.18.3"]

@@ -47,11 +47,6 @@ def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
 
 
-def test_a_block_that_was_not_fitted_names_those_that_were():
-    with pytest.raises(UserError, match="no gemm_fp8, only memory"):
-        Calibration("L4").with_block("memory", BLOCK).block("gemm_fp8")
-
-
 def array_entry(header: bytes) -> bytes:
     """An array as numpy keeps it, under a header of one's own."""
     return b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"

@@ -93,12 +93,6 @@ def test_torchs_grouped_products_are_slower_than_one_product_on_blackwell_alone(
     assert set(factors.values()) == {1.1}
 
 
-def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
-    one, two = (part("stragglers", replace(ALONE, global_batch=ranks, data=ranks)) for ranks in (8, 16))
-    assert one == 0
-    assert two > 0.01
-
-
 def test_products_of_fewer_bits_are_faster_and_what_a_gpu_lacks_is_refused():
     times = [seconds(replace(PLAN, dtype=dtype), "B200") for dtype in ("nvfp4", "mxfp8", "bf16")]
     assert times == sorted(times)

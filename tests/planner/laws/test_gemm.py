@@ -29,7 +29,6 @@ from pyperf_suite.planner.laws.gemm import (
 from pyperf_suite.planner.laws.transfers import (
     MAMF_TFLOP_PER_S,
     MEASURED_MAXIMA,
-    UNCAPPED_UTILIZATION,
     have_same_kernels,
     held_down,
     sustained_slowdown,
@@ -116,15 +115,6 @@ def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_
     # 20 tiles of 256 x 128 leave most of 100 SMs idle; 150 are one and a half waves, with nothing left to cut for.
     is_cut = [menu_choice(free, rates, 256 * tiles, 256, 4096)[2].item() > 1 for tiles in (10, 75)]
     assert is_cut == [True, False]
-
-
-def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
-    cube, thin = (
-        gemm_time("H200", m, 8192, 8192, mode="sustained").seconds / gemm_time("H200", m, 8192, 8192).seconds
-        for m in (8192, 1)
-    )
-    assert 1.02 < cube < 1.3
-    assert thin == pytest.approx(1)
 
 
 def test_beyond_the_tables_the_answer_is_marked():
@@ -295,14 +285,6 @@ def test_published_products_follow_the_power_of_a_gpu(name, source):
 
 
 UTILIZATIONS = np.linspace(0, 1, 101)
-
-
-@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
-def test_the_busier_a_gpu_the_more_it_is_held_down(gpu):
-    slowdown = sustained_slowdown(gpu, UTILIZATIONS)
-    assert (np.diff(slowdown) >= 0).all()
-    assert (slowdown[UTILIZATIONS <= UNCAPPED_UTILIZATION] == 1).all()
-    assert slowdown.max() < 1.25
 
 
 @pytest.mark.parametrize("name", MAMF_TFLOP_PER_S)

@@ -117,18 +117,6 @@ def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_on
     assert training_memory(GPT, 1, 2048, data=1, zero_stage=3).gathered == 0
 
 
-@pytest.mark.parametrize(
-    ("requested", "sentence"),
-    [
-        ({"pipeline": 33}, "32 layers cannot be cut into 33 stages"),
-        ({"sharding": Sharding(3)}, "TP over 3 ranks"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_sentence(requested: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        training_memory(LLAMA, 1, 8192, **requested)
-
-
 def test_a_verdict_is_by_the_range_that_nine_of_ten_runs_reserve() -> None:
     need = MemoryNeed(weights=2.0, gradients=4.0, optimizer=12.0, activations=10.0, gathered=6.0, buffers=66.0)
     assert need.least < need.total == 100 < need.most

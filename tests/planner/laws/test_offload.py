@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
 from pyperf_suite.planner.laws.training.memory import need_of
 from pyperf_suite.planner.laws.training.offload import (
     ADDED_BYTES,
     BUS_SHARE,
     DRIVE_BYTES,
     HOST_SHARE,
-    OFFLOADED_BY,
     OFFLOADS,
     Host,
     usual_host,
@@ -129,10 +126,3 @@ def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
     # Gradients that are not scattered stay until the update.
     whole = need_of(LLAMA, replace(plan, zero_stage=1, offload="optimizer"))
     assert whole.gradients == 4 * LLAMA.parameters
-
-
-def test_every_framework_says_what_it_offloads():
-    assert set(OFFLOADED_BY) == set(FRAMEWORKS)
-    assert all(each[0] == "none" for each in OFFLOADED_BY.values())
-    with pytest.raises(UserError, match="Nothing can be offloaded as 'disk'"):
-        replace(PLAN, offload="disk")

@@ -53,13 +53,6 @@ def test_a_row_that_cannot_be_predicted_is_refused_in_a_sentence(change, sentenc
         run_of(ROW | change)
 
 
-def test_a_file_that_is_no_table_is_refused(tmp_path):
-    other = tmp_path / "other.csv"
-    other.write_text("m,n,k\n1,2,3\n")
-    with pytest.raises(UserError, match="no column layers"):
-        read_runs(other)
-
-
 @pytest.fixture(scope="module")
 def runs():
     """A sample of the published table."""

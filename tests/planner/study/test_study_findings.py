@@ -29,50 +29,14 @@ def found(records: Sequence[Record]) -> Findings:
     return PROBE.findings(records)
 
 
-def remark_with(findings: Findings, *names: str) -> Remark:
-    """The only remark that tells of all these values."""
-    (only,) = remarks(findings, *names)
-    return only
-
-
 def value(remark: Remark, name: str) -> float:
     return remark.values[name].value  # type: ignore[union-attr]
-
-
-def ranks(**columns: list[float]) -> dict[str, Any]:
-    """Details as the engine leaves them: each figure of every rank."""
-    return {"rank_bytes": columns}
 
 
 def bars_of(findings: Findings) -> Bars:
     panel = findings.figures[0].rows[0][0]
     assert isinstance(panel, Bars)
     return panel
-
-
-@pytest.fixture
-def studied(layout: Layout, visits: Visits) -> list[Record]:
-    """Five ways of three experiments each, one of which never ran and one that failed once."""
-    return [
-        *visits(layout(), [0.2, 0.21, 0.22]),
-        *visits(layout(data=2), [0.1, 0.11, 0.12], ranks(parameter_bytes=[4e6, 4e6], optimizer_bytes=[7e6, 8e6])),
-        *visits(
-            layout(data=2, zero_stage=3),
-            [0.3, None, 0.33],
-            ranks(parameter_bytes=[2e6, 2e6], optimizer_bytes=[3e6, 2e6]),
-        ),
-        *visits(layout(pipeline=2), [None, None, None]),
-        *visits(layout(attention="math"), [0.4, 0.42, 0.44]),
-    ]
-
-
-def test_the_fastest_has_its_rate_and_its_lead_over_the_slowest(studied: list[Record]) -> None:
-    fastest = remark_with(found(studied), "rate", "flop")
-    assert fastest.values["configuration"] == "dp2 flash"
-    assert fastest.values["configurations"] == 5
-    assert value(fastest, "rate") == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
-    assert (fastest.values["slowest"], fastest.effect) == ("1 rank math", "gain")
-    assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
 
 
 def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
@@ -113,17 +77,6 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     shown = [verdict.measured, rows(table)[0]["median"]]
     assert not any(each.has_interval for each in shown)
     assert math.isnan(bars_of(findings).bars[0].error)
-
-
-def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
-    findings = found(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "xy " * 300))
-    said = remark_with(findings, "lost").values
-    assert (said["lost"], said["configurations"], said["names"]) == (1, 1, "1 rank flash")
-    (lost,) = findings.tables
-    assert lost.rows[0][1] == "unsupported"
-    assert lost.rows[0][-1].startswith("no room at all xy xy")
-    assert len(lost.rows[0][-1]) <= 160
-    assert findings.figures == ()
 
 
 def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> StudyResult:
@@ -182,3 +135,8 @@ def test_the_micro_batch_that_would_fit_is_named_with_what_it_was_measured_to_ga
     assert said.values["gain"].value == pytest.approx(0.8)
     (said,) = headroom([each for each in two(2.0) if each.parsed_case().parameters.batch == 2])
     assert (said.values["batch"], said.values["gain"]) == (8, None)
+
+
+def test_no_larger_one_is_offered_than_stays_clear_of_the_limit(two: Any) -> None:
+    # 4 sequences hold 500 MiB, 8 hold 700: more than 95 % of 720.
+    assert [each.values["batch"] for each in headroom(two(2.0, capacity=720))] == [4]

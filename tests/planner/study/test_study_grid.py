@@ -11,7 +11,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.study.grid import (
     MOST_CONFIGURATIONS,
-    Configuration,
     StudyAxes,
     cases_of,
     default_axes,
@@ -48,12 +47,11 @@ def test_the_default_grid_has_each_way_of_cutting_on_1_to_4_ranks_with_one_model
     assert len({case.case_id for case in cases}) == len(cases)
 
 
-def test_lists_are_crossed_and_what_cannot_be_is_left_out() -> None:
-    (case,) = cases_of(default_axes(CPU).given({"data": (4,), "batch": (1,), "global_batch": (24,)}))
-    assert (case.parameters.micro_batches, case.parameters.global_batch) == (6, 24)
-    assert crossed(data=(1, 2), zero_stage=(0, 1, 3)) == [
-        *("1 rank flash", "dp2 flash", "dp2 zero1 flash", "dp2 zero3 flash"),
-    ]
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 16])
+def test_the_default_grid_of_a_gpu_machine_uses_no_more_gpus_than_there_are(gpus: int) -> None:
+    cases = cases_of(default_axes(Device("cuda"), gpus))
+    assert min(gpus, 8) / 2 < max(ranks_of(cases)) <= gpus
+    assert {case.implementation for case in cases} == {"nccl"}
 
 
 def test_cuts_of_ones_own_replace_the_default_configurations_and_other_axes_change_them() -> None:
@@ -84,12 +82,6 @@ def test_a_value_that_can_never_be_is_refused_by_name(axes: dict[str, Any], sent
         crossed(**axes)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["data", "data=two", "hidden=64", "=2"])
-def test_a_configuration_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(UserError):
-        Configuration.parse(text)
 
 
 def test_a_file_says_the_same_as_options() -> None:

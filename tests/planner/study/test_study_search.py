@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import OUT_OF_MEMORY, UserError
+from pyperf_suite.errors import OUT_OF_MEMORY
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.planner.study import PROBE
-from pyperf_suite.planner.study.grid import StudyAxes, cases_of, search_axes
-from pyperf_suite.planner.study.search import StudySearch, rule_of, search_steps
+from pyperf_suite.planner.study.grid import cases_of, search_axes
+from pyperf_suite.planner.study.search import StudySearch, search_steps
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from tests.records import a_record, metric
@@ -81,33 +80,6 @@ def test_without_room_for_one_rank_the_smallest_cut_that_fits_is_taken() -> None
     assert {each.verdict for each in steps if each.change.startswith("batch")} <= {"does not fit", ""}
 
 
-def test_a_measured_limit_counts_as_memory_that_is_not_there() -> None:
-    machine = Machine(scaling(0.05, 0.1, 4), holds=lambda p: 100.0 * p.batch)
-    machine.limit = 250.0
-    best = StudySearch(CASES, machine, pairs=2).run()
-    assert best is not None
-    assert best.parameters.batch == 2, "larger micro-batches are faster here, but hold more than the limit"
-
-
-def test_nothing_that_fits_is_an_answer() -> None:
-    machine = Machine(scaling(0.01, 0.1, 4), holds=lambda _: 2.0)
-    machine.room = 1.0
-    search = StudySearch(CASES, machine, pairs=2)
-    assert search.run() is None
-    assert {each.verdict for each in search_steps(machine.records)} == {"does not fit"}
-    (said,) = (each for each in PROBE.findings(machine.records).remarks if "tried" in getattr(each, "values", {}))
-    assert "configuration" not in said.values
-
-
-def test_what_is_no_faster_costs_one_pair_and_is_not_kept() -> None:
-    machine = Machine(lambda p: 1.0 + 0.1 * (p.batch > 1))
-    axes = replace(AXES, data=(1,), tensor=(1,), pipeline=(1,), batch=(1, 2), checkpointing=AXES.checkpointing[:1])
-    best = StudySearch(cases_of(replace(axes, zero_stage=(0,))), machine, pairs=5).run()
-    assert best is not None
-    assert best.parameters.batch == 1
-    assert [record.parsed_case().parameters.batch for record in machine.records].count(2) == 1
-
-
 def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() -> None:
     machine = Machine(lambda p: 1.0 / p.data)
     axes = replace(AXES, data=(1, 2), tensor=(1,), pipeline=(1,), batch=(1,), zero_stage=(0,))
@@ -121,10 +93,3 @@ def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() ->
     assert [record.sampling["search"]["role"] for record in machine.records[1:5]] == [
         "candidate", "incumbent", "incumbent", "candidate",
     ]  # fmt: skip
-
-
-def test_a_search_is_of_one_model_and_by_at_least_two_pairs() -> None:
-    with pytest.raises(UserError, match="one model"):
-        StudySearch(cases_of(StudyAxes(hidden=(64, 128))), Machine(lambda _: 1.0), pairs=3)
-    with pytest.raises(UserError, match="at least 2 pairs"):
-        rule_of(1)

@@ -48,27 +48,6 @@ def test_a_setting_that_is_off_is_found(optimizer, setting):
     assert steps.check().wrong > 0
 
 
-def test_a_tensor_that_is_left_out_is_found():
-    steps = prepared("loop")
-    steps.optimizer.param_groups[0]["params"].pop(2)
-    # Its weights and both of its moments, but for elements whose gradient is about nothing.
-    assert 0.95 * 3 * 24 * 16 < steps.check().wrong <= 3 * 24 * 16
-
-
-def test_a_state_that_goes_wrong_is_found_though_weights_are_right():
-    steps = prepared("loop")
-    right = steps.optimizer.step
-
-    def then_spoil():
-        right()
-        steps.optimizer.state[steps.tensors[0]]["exp_avg_sq"][3, 4] *= 1.01
-
-    steps.optimizer.step = then_spoil
-    checked = steps.check()
-    assert checked.wrong == 1
-    assert checked.first.startswith("exp_avg_sq at (0, 3, 4)")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pick", [torch.argmax, torch.argmin], ids=["largest", "smallest"])
@@ -95,14 +74,6 @@ def test_a_single_weight_of_a_large_set_that_misses_its_update_is_found(tensor, 
 def test_states_take_what_their_definition_says(optimizer, bytes_each):
     seen = prepared("loop", replace(ADAMW, optimizer=optimizer)).observed()
     assert seen["state"].samples[0] == bytes_each * ELEMENTS
-
-
-@pytest.mark.slow
-def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
-    passing = {way: prepared(way).observed()["passing"].samples[0] for way in ("loop", "foreach", "fused")}
-    assert passing["foreach"] >= 4 * ELEMENTS
-    assert passing["loop"] < 4 * ELEMENTS
-    assert passing["fused"] < passing["loop"]
 
 
 def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):

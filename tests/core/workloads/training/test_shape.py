@@ -18,9 +18,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.workloads import find_workload, training
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
-from pyperf_suite.workloads.training.layers import LayerPassParameters
-from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
+from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, tensor_sizes
 from pyperf_suite.workloads.training.step_memory import TrainingMemory
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
@@ -120,15 +118,6 @@ def test_without_room_for_the_reference_a_case_is_unsupported(monkeypatch):
     assert "in float64, takes" in answer["reason"]
 
 
-def test_a_layer_needs_gradients_where_a_pass_makes_them_and_adamw_two_moments_and_a_copy_of_all_to_be_checked():
-    forward = LayerPassParameters(layer="linear", hidden=64, out=128)
-    layer_pass = find_workload("layer_pass")
-    alone, both = (layer_pass.footprint_bytes(replace(forward, phase=phase)) for phase in ("forward", "backward"))
-    assert both == 2 * alone == 2 * layer_pass.work(forward).bytes
-    p = OptimizerUpdateParameters(TensorSet(2, 8, 8))
-    assert find_workload("optimizer_update").footprint_bytes(p) == 2 * 4 * 4 * 128
-
-
 # Parameters of the models that the guides loaded: 512 positions and token types of BERT's are the difference.
 PARAMETERS = {"bert-base": 108.3e6, "bert-large": 335.1e6, "gpt2": 124.4e6}
 SMALL = TrainingStepParameters(hidden=32, heads=2, layers=4, seq=8, batch=2, vocab=40)
@@ -174,6 +163,16 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
     steps.poison()
     steps.launch(0)
     assert steps.verify_last(0).wrong > 0
+
+
+def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:
+    large = TrainingStepParameters(**vars(SHAPES["bert-large"]))
+    assert published_step(large).samples_per_s == 8.86
+    assert published_step(replace(large, batch=1, precision="autocast_bfloat16")).samples_per_s == 18.64
+    dropped = replace(large, batch=1, checkpointing=training.Checkpointing("every"))
+    assert (published_step(dropped).memory, published_step(dropped).hardware) == (6775e6, "V100 SXM2 16GB")
+    assert published_step(TrainingStepParameters()) is None
+    assert {each.shape for each in PUBLISHED} == set(SHAPES)
 
 
 def test_a_process_that_does_not_answer_is_ended_with_a_reason() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -28,18 +27,6 @@ def prepared(way: str, size_bytes: int, **settings):
     return Transfer().implementation(way).prepare(TransferParameters(size_bytes, **settings), ExecutionContext(CPU))
 
 
-@pytest.fixture(scope="module")
-def on_disk() -> str:
-    """A folder that O_DIRECT works in; the tests' own may be held in memory."""
-    for folder in (Path(__file__).parent, Path.home(), Path("/var/tmp")):
-        try:
-            prepared("disk_direct", 4096, folder=str(folder)).close()
-        except Unsupported:
-            continue
-        return str(folder)
-    pytest.skip("no folder here lies on a disk that can be read by O_DIRECT")
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size_bytes", [1, 4095, 65536, 5 << 20])
 def test_every_byte_arrives(way, size_bytes, tmp_path, monkeypatch):
@@ -52,17 +39,6 @@ def test_every_byte_arrives(way, size_bytes, tmp_path, monkeypatch):
             checked = steps.check()
             assert checked.wrong == 0, checked.first
             assert checked.compared >= size_bytes
-    finally:
-        steps.close()
-
-
-@pytest.mark.parametrize("size_bytes", [4096, 3 * 4096, 1 << 20])
-def test_past_the_page_cache_every_byte_arrives_too(size_bytes, on_disk):
-    steps = prepared("disk_direct", size_bytes, folder=on_disk)
-    try:
-        checked = steps.check()
-        assert checked.wrong == 0, checked.first
-        assert steps.kernel.path == "O_DIRECT"
     finally:
         steps.close()
 
