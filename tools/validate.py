@@ -21,7 +21,7 @@ from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import all_option, json_option, path_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.findings.data import Findings, Remark, remark
-from pyperf_suite.findings.rows import Column, table
+from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.attention import Kernel, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration
@@ -62,11 +62,6 @@ class TableSlice:
     def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
         return tuple(_numbers(self.rows[name], name).astype(np.int64) for name in names)
 
-    def check_cache(self) -> None:
-        """Raise UserError for a cache in fewer than 16 bits, which only inference has."""
-        if self.cache_dtype not in (None, "bf16", "fp16"):
-            raise UserError(f"Attention with a cache in {self.cache_dtype} is not priced, only with one in 16 bits.")
-
 
 @dataclass(frozen=True)
 class TableFormat:
@@ -87,7 +82,8 @@ def _product(requested: TableSlice) -> Explained:
 
 
 def _attention(requested: TableSlice) -> Explained:
-    requested.check_cache()
+    if requested.cache_dtype not in (None, "bf16", "fp16"):  # which only inference has
+        raise UserError(f"Attention with a cache in {requested.cache_dtype} is not priced, only with one in 16 bits.")
     batch, seq, heads, kv_heads, width = requested.sizes("batch_size", "isl", *HEADS)
     window = int(requested.kind.get("window_size", 0))
     sizes = (batch, seq, seq, heads, kv_heads, width)
@@ -186,7 +182,11 @@ def validate(
     columns = read_table(path)
     if set(NEEDED) <= columns.keys():
         return list(_validated_runs(path, calibration))
-    form = format_of(columns, path)
+    form = next((form for form in FORMATS if set(form.columns) <= columns.keys()), None)
+    if form is None:
+        known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
+        needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
+        raise UserError(f"{path} has none of the known sets of columns. {needed}.")
     return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype, calibration)]
 
 
@@ -205,16 +205,6 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
     if not read.num_rows:
         raise UserError(f"{path} has no rows.")
     return {name: column.to_numpy() for name, column in zip(read.column_names, read.columns, strict=True)}
-
-
-def format_of(columns: Columns, path: Path) -> TableFormat:
-    """The format whose columns a table has. Raises UserError that says which columns each format needs."""
-    for form in FORMATS:
-        if set(form.columns) <= columns.keys():
-            return form
-    known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
-    needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
-    raise UserError(f"{path} has none of the known sets of columns. {needed}.")
 
 
 # Layouts whose times differ by less are in no order.
@@ -282,9 +272,9 @@ TRAINING = "training step"
 def _validated_runs(path: Path, calibration: Calibration | None) -> Iterator[Validated]:
     """Training runs by GPU, framework and dtype, and at the end the rows that state too little."""
     runs, unread = read_runs(path)
-    groups: dict[tuple[str, str, str], list[JudgedRun]] = {}
-    for each in judged(runs, calibration):
-        groups.setdefault((each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype), []).append(each)
+    groups = grouped(
+        judged(runs, calibration), lambda each: (each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype)
+    )
     for (gpu, framework, dtype), members in sorted(groups.items()):
         timed = [each for each in members if each.is_timed]
         priced = [(each.predicted, float(each.run.seconds or 0.0)) for each in timed if each.predicted is not None]
@@ -390,9 +380,7 @@ def _judged(
     beyond = np.zeros(seconds.size, dtype=bool)
     reasons: Counter[str] = Counter()
     kinds = [name for name in form.kinds if name in requested.rows]
-    of_kind: dict[tuple[Any, ...], list[int]] = {}
-    for row, kind in zip(timed.tolist(), _tuples(requested.rows, kinds, timed), strict=True):
-        of_kind.setdefault(kind, []).append(row)
+    of_kind = grouped(timed.tolist(), lambda row: tuple(requested.rows[name][row] for name in kinds))
     for kind, members in of_kind.items():
         similar = replace(requested, kind=dict(zip(kinds, kind, strict=True)))
         for chosen, price in _priced(form, similar, np.array(members)):
@@ -424,12 +412,6 @@ def _judged(
         refused=sum(reasons.values()),
         reasons=dict(reasons.most_common()),
     )
-
-
-def _tuples(rows: Columns, names: Sequence[str], members: NDArray[np.intp]) -> list[tuple[Any, ...]]:
-    if not names:
-        return [()] * members.size
-    return list(zip(*(rows[name][members].tolist() for name in names), strict=True))
 
 
 def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
@@ -489,7 +471,14 @@ COLUMNS = (
 def findings_of(validated: Sequence[Validated]) -> Findings:
     """Return the reasons why rows were refused, and a table with a row a GPU, dtype and library."""
     title = "Predicted against measured; nine of ten rows should lie in the stated interval"
-    return Findings((*_of_runs(validated), *_refusals(validated)), (table(title, COLUMNS, validated),))
+    reasons: Counter[str] = Counter()
+    for each in validated:
+        reasons.update(each.reasons)
+    refused = [
+        remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
+        for reason, rows in reasons.most_common()
+    ]
+    return Findings((*_of_runs(validated), *refused), (table(title, COLUMNS, validated),))
 
 
 def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
@@ -511,14 +500,6 @@ def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
         kind="law",
         count=sum(each.called_too_large for each in of_runs),
     )
-
-
-def _refusals(validated: Sequence[Validated]) -> Iterator[Remark]:
-    reasons: Counter[str] = Counter()
-    for each in validated:
-        reasons.update(each.reasons)
-    for reason, rows in reasons.most_common():
-        yield remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
 
 
 @click.command(cls=Speaking, context_settings=HELP)
