@@ -12,7 +12,6 @@ from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.calibrate import Corrected
     from pyperf_suite.planner.laws.calibration import Calibration
     from pyperf_suite.runner.results import RunFolder
 
@@ -52,7 +51,7 @@ def calibrate(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, newest_run
+    from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, described, newest_run
     from pyperf_suite.render.text import as_text
     from pyperf_suite.runner.results import read_run
 
@@ -71,7 +70,13 @@ def calibrate(
         click.echo(as_text({**made, "laws": [each.to_json() for each in corrected]}), nl=False)
         return
     for each in corrected:
-        click.echo(_sentence(each))
+        after = described(each.after.to_json())
+        if each.block is None:
+            fits = "the law fits this machine as it is"
+            click.echo(f"{each.law}: {fits}, with an error of {after}; nothing was changed.")
+        else:
+            alone = f"{each.before.mape:.1f} % (median {each.before.median:.1f} %)"
+            click.echo(f"{each.law}: an error of {after} on this machine, where the law alone has {alone}.")
     click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 
@@ -130,15 +135,3 @@ def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
         return find_gpu(str(identity["model"]))
     except UserError as reason:
         raise UserError(f"{str(reason).rstrip('.')}; say with --gpu which known one it is like.") from None
-
-
-def _sentence(corrected: Corrected) -> str:
-    from pyperf_suite.planner.calibrate import described
-
-    after = described(corrected.after.to_json())
-    if corrected.block is None:
-        return f"{corrected.law}: the law fits this machine as it is, with an error of {after}; nothing was changed."
-    return (
-        f"{corrected.law}: an error of {after} on this machine, where the law alone has "
-        f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
-    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
@@ -101,9 +102,7 @@ class StudySearch:
 
     def _starts(self) -> Iterator[Case]:
         """Yield a single replica of each TP and PP, the smallest first, that spares nothing; then the most sparing."""
-        cuts: dict[tuple[int, int], list[Case]] = {}
-        for case in self.cases:
-            cuts.setdefault((case.parameters.tensor, case.parameters.pipeline), []).append(case)
+        cuts = grouped(self.cases, lambda case: (case.parameters.tensor, case.parameters.pipeline))
         for sign in (1, -1):
             starts = [
                 min(similar, key=lambda case: (case.parameters.batch, *(sign * each for each in _sparing(case))))
@@ -126,10 +125,8 @@ class StudySearch:
     def _candidates(self, axis: str, best: Case) -> list[Case]:
         """List what differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
-        similar: dict[Any, list[Case]] = {}
-        for case in self.cases:
-            if axis in (changed := _differences(best, case)) and changed <= adapted:
-                similar.setdefault(getattr(case.parameters, axis), []).append(case)
+        changed = [case for case in self.cases if axis in (found := _differences(best, case)) and found <= adapted]
+        similar = grouped(changed, lambda case: getattr(case.parameters, axis))
         # Take, of cases with other micro-batches, the largest that is no larger than one that fit, else the smallest.
         most = best.parameters.batch
         cases = [
@@ -201,9 +198,7 @@ def search_steps(records: Iterable[Record]) -> list[SearchStep]:
     """The path of a search, from its records; none of a run that was no search."""
     latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
     cases = {record.case_id: record.parsed_case() for record in latest.values()}
-    steps: dict[int, list[Record]] = {}
-    for record in latest.values():
-        steps.setdefault(record.sampling["search"]["step"], []).append(record)
+    steps = grouped(latest.values(), lambda record: record.sampling["search"]["step"])
     return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
 
 
