@@ -161,7 +161,11 @@ def selfcheck(
             raise UserError("No benchmark was measured by every run: nothing can be compared.")
         print_remarks_and_tables(console_for(), findings_of_repeats(repeated))
         return
-    cases = _cases(probes, where, shifts)
+    if any(shifts) and any(map(is_users, probes)):
+        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
+    cases = [] if probes else selfcheck_cases(where)
+    for name in expanded(probes) if probes else ():
+        cases += [PairedCase.same(name, case) for case in find_probe(name).cases("standard", where)]
     rule = _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
     plan = planned(shifts, cases, seed)
@@ -178,16 +182,6 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
-
-
-def _cases(probes: tuple[str, ...], where: Device, counts: dict[float, int]) -> list[PairedCase]:
-    if any(counts) and any(map(is_users, probes)):
-        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
-    if not probes:
-        return selfcheck_cases(where)
-    return [
-        PairedCase.same(name, case) for name in expanded(probes) for case in find_probe(name).cases("standard", where)
-    ]
 
 
 def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
@@ -415,21 +409,13 @@ def _cautions(selfcheck: Selfcheck) -> list[Remark]:
     cautions = []
     failed = [each for each in selfcheck.comparisons if each.verdict == "failed"]
     if failed:
-        cautions.append(
-            remark(
-                "{count} comparisons could not be made, the first of {first}: {reason}",
-                kind="caution",
-                count=len(failed),
-                first=failed[0].label,
-                reason=failed[0].reason,
-            )
-        )
+        message = "{count} comparisons could not be made, the first of {first}: {reason}"
+        first = failed[0]
+        cautions.append(remark(message, kind="caution", count=len(failed), first=first.label, reason=first.reason))
     commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
     if len(commits) > 1:
-        listed = ", ".join(commits)
-        cautions.append(
-            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=listed)
-        )
+        message = "Comparisons were made by the code of several commits: {commits}."
+        cautions.append(remark(message, kind="caution", commits=", ".join(commits)))
     return cautions
 
 
@@ -517,7 +503,7 @@ def records_of(journals: Sequence[Path]) -> list[list[Record]]:
 
 def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
     """By probe, and of all together last."""
-    found = []
+    by_probe = []
     for probe, members in [*grouped(cases, lambda records: records[0].probe).items(), (EVERY_PROBE, cases)]:
         if members:
             times = [[record.metrics["time"] for record in records] for records in members]
@@ -526,8 +512,8 @@ def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
             clean = [disturbances["clean_share"] for disturbances in known if disturbances]
             distances = _distances([[time.value for time in case] for case in times])
             clean_share = float(np.mean(clean)) if clean else None
-            found.append(Spread(probe, len(members), distances, float(np.mean(held)), clean_share))
-    return found
+            by_probe.append(Spread(probe, len(members), distances, float(np.mean(held)), clean_share))
+    return by_probe
 
 
 def _distances(values: Sequence[Sequence[float]]) -> list[float]:

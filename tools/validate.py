@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import all_option, json_option, path_option
@@ -278,19 +278,13 @@ def _validated_runs(path: Path, calibration: Calibration | None) -> Iterator[Val
     for (gpu, framework, dtype), members in sorted(groups.items()):
         timed = [each for each in members if each.is_timed]
         priced = [(each.predicted, float(each.run.seconds or 0.0)) for each in timed if each.predicted is not None]
-        errors = np.array([(float(price.seconds) / seconds - 1) * 100 for price, seconds in priced])
-        inside = [
-            price.low <= seconds <= price.high for price, seconds in priced if None not in (price.low, price.high)
-        ]
+        figures = [(seconds, price.seconds, price.low, price.high) for price, seconds in priced]  # None becomes NaN
         reasons = Counter(each.refused for each in timed if each.refused)
         right, pairs = right_orders(members)
-        yield Validated(
-            path.name, TRAINING, gpu, dtype, framework, len(priced), _or_none(np.mean, np.abs(errors)),
-            _or_none(np.median, np.abs(errors)), _or_none(np.mean, errors),
-            _or_none(np.mean, 100.0 * np.array(inside, dtype=np.float64)), sum(bool(p.extrapolated) for p, _ in priced),
-            len(members) - len(timed), sum(reasons.values()), dict(reasons.most_common()), pairs, right,
-            sum(each.is_called_too_large for each in members),
-        )  # fmt: skip
+        beyond = sum(bool(price.extrapolated) for price, _ in priced)
+        blank, too_large = len(members) - len(timed), sum(each.is_called_too_large for each in members)
+        names = (path.name, TRAINING, gpu, dtype, framework)
+        yield _validated(names, figures, beyond, blank, reasons, pairs, right, too_large)
     if unread:
         reasons = Counter(reason.partition(": ")[2] for reason in unread)
         yield Validated(path.name, TRAINING, "", "", "", 0, None, None, None, None, 0, 0, len(unread), dict(reasons))
@@ -391,31 +385,28 @@ def _judged(
             if price.low is not None and price.high is not None:
                 low[chosen], high[chosen] = price.low, price.high
     there = np.isfinite(predicted)
-    errors = (predicted[there] / seconds[there] - 1) * 100
-    stated = there & np.isfinite(low) & np.isfinite(high)
-    inside = (low[stated] <= seconds[stated]) & (seconds[stated] <= high[stated])
+    is_plain = requested.cache_dtype in (None, requested.dtype)
+    dtype = requested.dtype if is_plain else f"{requested.dtype}, {requested.cache_dtype} cache"
+    names = (path.name, form.law, requested.gpu.name, dtype, " ".join(filter(None, (requested.library, version))))
+    figures = np.stack([seconds, predicted, low, high], axis=1)[there]
+    return _validated(names, figures, int(beyond[there].sum()), int(seconds.size - timed.size), reasons)
+
+
+def _validated(
+    names: tuple[str, ...], figures: ArrayLike, beyond: int, blank: int, reasons: Counter[str], *of_runs: int
+) -> Validated:
+    """Judge rows of measured and predicted seconds and the ends of the interval, NaN where none is stated."""
+    seconds, predicted, low, high = np.reshape(np.asarray(figures, dtype=np.float64), (-1, 4)).T
+    errors, stated = (predicted / seconds - 1) * 100, np.isfinite(low) & np.isfinite(high)
+    inside = 100.0 * ((low <= seconds) & (seconds <= high))[stated]
+
+    def of(reduce: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
+        return float(reduce(values)) if values.size else None
+
     return Validated(
-        file=path.name,
-        law=form.law,
-        gpu=requested.gpu.name,
-        dtype=requested.dtype
-        if requested.cache_dtype in (None, requested.dtype)
-        else f"{requested.dtype}, {requested.cache_dtype} cache",
-        library=" ".join(filter(None, (requested.library, version))),
-        rows=int(there.sum()),
-        mape=_or_none(np.mean, np.abs(errors)),
-        median=_or_none(np.median, np.abs(errors)),
-        bias=_or_none(np.mean, errors),
-        coverage=_or_none(np.mean, 100.0 * inside),
-        extrapolated=int(beyond[there].sum()),
-        blank=int(seconds.size - timed.size),
-        refused=sum(reasons.values()),
-        reasons=dict(reasons.most_common()),
-    )
-
-
-def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
-    return float(of(values)) if values.size else None
+        *names, errors.size, of(np.mean, np.abs(errors)), of(np.median, np.abs(errors)), of(np.mean, errors),
+        of(np.mean, inside), beyond, blank, sum(reasons.values()), dict(reasons.most_common()), *of_runs,
+    )  # fmt: skip
 
 
 def _priced(
@@ -496,9 +487,7 @@ def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
             share=Quantity(right / pairs, "%"),
         )
     yield remark(
-        "{count} runs that ran are said not to fit.",
-        kind="law",
-        count=sum(each.called_too_large for each in of_runs),
+        "{count} runs that ran are said not to fit.", kind="law", count=sum(each.called_too_large for each in of_runs)
     )
 
 

@@ -64,10 +64,7 @@ def in_words(missed: Floats) -> str:
 
 
 def fit_constants(
-    start: MenuCoefficients,
-    missed: Callable[[MenuCoefficients], Floats],
-    hold: float,
-    evaluations: int,
+    start: MenuCoefficients, missed: Callable[[MenuCoefficients], Floats], hold: float, evaluations: int
 ) -> MenuCoefficients:
     """The constants with the least errors in log seconds, far rows counting less.
 

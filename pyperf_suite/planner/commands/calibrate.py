@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 @device_option("Device whose newest run is fitted: auto, cpu or cuda:N. Example: --device cpu.")
 @json_option()
 def calibrate(
-    run: Path | None,
-    gpu: str | None,
-    runs: Path | None,
-    output: Path | None,
-    results: Path,
-    device: str,
-    as_json: bool,
+    run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str, as_json: bool
 ) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
@@ -69,14 +63,14 @@ def calibrate(
         made = {"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id}
         click.echo(as_text({**made, "laws": [each.to_json() for each in corrected]}), nl=False)
         return
-    for each in corrected:
-        after = described(each.after.to_json())
-        if each.block is None:
+    for correction in corrected:
+        after = described(correction.after.to_json())
+        if correction.block is None:
             fits = "the law fits this machine as it is"
-            click.echo(f"{each.law}: {fits}, with an error of {after}; nothing was changed.")
+            click.echo(f"{correction.law}: {fits}, with an error of {after}; nothing was changed.")
         else:
-            alone = f"{each.before.mape:.1f} % (median {each.before.median:.1f} %)"
-            click.echo(f"{each.law}: an error of {after} on this machine, where the law alone has {alone}.")
+            alone = f"{correction.before.mape:.1f} % (median {correction.before.median:.1f} %)"
+            click.echo(f"{correction.law}: an error of {after} on this machine, where the law alone has {alone}.")
     click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 

@@ -74,7 +74,7 @@ gpu_options = options(
 model_options = options(
     path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
     *value_options(
-        {"family NAME": "Family that --config is read as. Default: its model_type. Example: --family llama."},
+        {"family NAME": "Family that --config is read as. Default: its model_type. Example: --family llama."}
     ),
     *value_options({f"{name} N": text for name, text in COUNTS.items()}, click.IntRange(1)),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),

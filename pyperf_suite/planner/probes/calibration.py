@@ -172,8 +172,7 @@ class CalibrationAxes(AxisTable):
         (Shape(256, 256, 256),), cuda=by(spread_products(72, GPU_EXTENT), spread_products(160, GPU_EXTENT))
     )
     attention: tuple[AttentionSizes, ...] = by(
-        (AttentionSizes(1, 2, 2, 64, 128),),
-        cuda=by(spread_attentions(20, 2e11), spread_attentions(40, 4e11)),
+        (AttentionSizes(1, 2, 2, 64, 128),), cuda=by(spread_attentions(20, 2e11), spread_attentions(40, 4e11))
     )
     implementation: tuple[str, ...] = by(("torch",), cuda=("cublas",))
     dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))

@@ -90,7 +90,14 @@ class StudySearch:
 
     def run(self) -> Case | None:
         """The fastest configuration found; None if none fits."""
-        self.best = next(filter(self._fits, self._starts()), None)
+        for case in self._starts():
+            if not self.is_over_budget and case.case_id not in self._settled:
+                self._step += 1
+                self._experiment += 1
+                if not math.isnan(self._visit(case, START, START)):
+                    self.best = case
+                    break
+                self._settled.add(case.case_id)
         before = None
         while self.best is not None and self.best is not before and not self.is_over_budget:
             before = self.best
@@ -112,20 +119,16 @@ class StudySearch:
             ways = (lambda case: case.parameters.tensor * case.parameters.pipeline, lambda case: case.parameters.tensor)
             yield from sorted(starts, key=lambda case: tuple(way(case) for way in ways))
 
-    def _fits(self, case: Case) -> bool:
-        if self.is_over_budget or case.case_id in self._settled:
-            return False
-        self._step += 1
-        self._experiment += 1
-        fits = not math.isnan(self._visit(case, START, START))
-        if not fits:
-            self._settled.add(case.case_id)
-        return fits
-
     def _candidates(self, axis: str, best: Case) -> list[Case]:
         """List what differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
-        changed = [case for case in self.cases if axis in (found := _differences(best, case)) and found <= adapted]
+        # Micro-batches of the same global batch follow from the rest.
+        names = [each.name for each in fields(best.parameters) if each.name != "micro_batches"]
+        changed = []
+        for case in self.cases:
+            differs = {name for name in names if getattr(best.parameters, name) != getattr(case.parameters, name)}
+            if axis in differs and differs <= adapted and case.implementation == best.implementation:
+                changed.append(case)
         similar = grouped(changed, lambda case: getattr(case.parameters, axis))
         # Take, of cases with other micro-batches, the largest that is no larger than one that fit, else the smallest.
         most = best.parameters.batch
@@ -227,13 +230,6 @@ def _sparing(case: Case) -> tuple[int, ...]:
     """Rank by what a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
     p = case.parameters
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
-
-
-def _differences(case: Case, changed: Case) -> set[str]:
-    """Name what two configurations differ in; of the same global batch micro-batches follow from the rest."""
-    names = [each.name for each in fields(case.parameters) if each.name != "micro_batches"]
-    found = {name for name in names if getattr(case.parameters, name) != getattr(changed.parameters, name)}
-    return found | ({"implementation"} if case.implementation != changed.implementation else set())
 
 
 def _value(axis: str, case: Case) -> tuple[str, str]:

@@ -88,7 +88,9 @@ class ParallelSteps(RankSteps):
     def step(self) -> None:
         self._steps += 1
         self.data.clear()
-        with self._cuts.loss_cut_by_vocabulary(self._parameters):
+        # Logits cut by vocabulary are not gathered for their loss.
+        parallel: Any = importlib.import_module("torch.distributed.tensor.parallel")
+        with parallel.loss_parallel() if self._parameters.tensor > 1 else contextlib.nullcontext():
             if self._pipeline is not None:
                 self._pipeline.run(self._all_tokens, self._all_targets)
             else:
@@ -128,7 +130,6 @@ class ParallelSteps(RankSteps):
         del self.data
 
     def _allocations(self) -> dict[str, int]:
-        """Bytes on this rank after an iteration, and the most that one more holds."""
         from pyperf_suite.workloads.training import held_bytes
 
         cuda, sizes = self.torch.cuda, self.data.allocated()
