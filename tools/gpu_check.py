@@ -76,26 +76,22 @@ def probe(name: str, seconds: float, *arguments: str, needs: str = "") -> Step:
     return Step(name, seconds, (*SUITE, *arguments, "--device", "cuda:0", "--results", "{runs}"), needs=needs)
 
 
-KERNEL_TESTS = (
-    *("test_gemm_sm90.py", "test_attention_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py"),
-    "test_triton_attention.py",
-)
+KERNELS = ("gemm_sm90", "attention_sm90", "gemm_sm80", "triton_matmul", "triton_attention")
 
 
-def sanitized(tool: str, seconds: float, files: Sequence[str] = KERNEL_TESTS) -> Step:
+def sanitized(tool: str, seconds: float, kernels: Sequence[str] = KERNELS) -> Step:
     """The first case of each test of the kernels under a tool of compute-sanitizer.
 
     A hundred launches of a large product are left out: they alone would take all the time.
     """
     sanitizer = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
-    chosen = ("--first-of-each", "-k", "not hundred")
-    return Step(tool, seconds, (*sanitizer, *PYTEST, *chosen, *(f"tests/core/gpu/{file}" for file in files)))
+    chosen = ("--first-of-each", "-k", "not hundred", *(f"tests/core/gpu/test_{name}.py" for name in kernels))
+    return Step(tool, seconds, (*sanitizer, *PYTEST, *chosen))
 
 
 MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
 SHARED = max(1, min(8, (os.cpu_count() or 1) // 2))
 INSTALL = Step("install", 80, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
-QUICK_INSTALL = replace(INSTALL, seconds=32)
 FIRST_USE = "test_tile_wave or test_baseline or test_precision"
 LOAD = "import time, torch; a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16); end = time.time() + {s}"
 LOAD += "\nwhile time.time() < end: a @ a; torch.cuda.synchronize()"
@@ -160,7 +156,7 @@ PARTS: dict[str, tuple[Step, ...]] = {
     ),
     # A quarter of an hour, starts included, for what no GPU has seen; the parts before are for people with time.
     "short": (
-        QUICK_INSTALL,
+        replace(INSTALL, seconds=32),
         Step("clocks and power", 3, ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE")),
         probe(
             "heads, alignment, waves, products", 155, "run", "attention_heads", "alignment", "tile_wave", "baseline",
@@ -210,8 +206,8 @@ PARTS: dict[str, tuple[Step, ...]] = {
         ),
     ),
     "short2": (
-        sanitized("memcheck", 22, KERNEL_TESTS[:1]),
-        sanitized("racecheck", 22, KERNEL_TESTS[:1]),
+        sanitized("memcheck", 22, KERNELS[:1]),
+        sanitized("racecheck", 22, KERNELS[:1]),
         of_tests(
             "users' kernels and NCCL", 35, "tests/core/gpu/test_user_kernel_on_gpu.py",
             "tests/core/native/test_nccl_on_gpu.py", "--first-of-each",
@@ -257,7 +253,8 @@ def on_the_double(step: Step) -> Step:
     if "pytest" in command and "--pyargs" not in command:
         command = command[command.index("{python}") :]  # the double itself checks addresses, as compute-sanitizer does
         command += () if "--first-of-each" in command else ("--first-of-each", "-k", "not hundred")
-    command = tuple(_small(word) for word in command)
+    # An axis of shapes has a small one in their place; of `for n in …` the shapes within the script.
+    command = tuple(re.sub(r"shape=[\dx,]+", f"shape={SMALL_SHAPE}", word) for word in command)
     for probe_name in SMALL if "run" in command else ():
         if probe_name in command:
             own = axes(*(f"{probe_name}.{axis}" for axis in SMALL[probe_name]))
@@ -267,11 +264,6 @@ def on_the_double(step: Step) -> Step:
         command += tuple(f"--suite-axis={name}.{axis}" for name, values in small for axis in values)
     seconds, processes = DOUBLE_SLOWDOWN * step.seconds, min(step.processes, 1)
     return replace(step, command=command, seconds=seconds, processes=processes, planned=step.seconds)
-
-
-def _small(word: str) -> str:
-    """An axis of shapes with a small one in their place; of `for n in …` the shapes within the script."""
-    return re.sub(r"shape=[\dx,]+", f"shape={SMALL_SHAPE}", word)
 
 
 @dataclass
@@ -302,16 +294,6 @@ class Figure:
     @property
     def met(self) -> bool:
         return self.value is not None and self.value >= self.target
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Every record of every run below the folder; a torn line is left out."""
-    found = []
-    for journal in sorted(folder.rglob("records.jsonl")):
-        for line in journal.read_text("utf-8", "replace").splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
 
 
 def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
@@ -428,7 +410,8 @@ class Check:
         counts = self.runs / f"{step.name.replace(' ', '_')}.xml"
         if "pytest" in command:
             command.append(f"--junitxml={counts}")
-        if step.processes and self._has("xdist"):
+        has_xdist = [self.python, "-c", "import xdist"]
+        if step.processes and not subprocess.run(has_xdist, capture_output=True).returncode:
             command += ["-n", str(step.processes), "--max-worker-restart", "20"]
         log.write(f"\n== {step.name}, at most {allowed:.0f} s: {' '.join(command)}\n".encode())
         log.flush()
@@ -469,9 +452,6 @@ class Check:
             if outcome.outcome == "passed" and not ran:
                 outcome.outcome = "skipped"
 
-    def _has(self, module: str) -> bool:
-        return not subprocess.run([self.python, "-c", f"import {module}"], capture_output=True).returncode
-
     def stop(self) -> None:
         if self._process is None:
             return
@@ -502,7 +482,12 @@ class Check:
         missed = False
         if self.part == "2":
             lines += ["", "figure: measured, target"]
-            for figure in figures(read_records(self.runs)):
+            records = []
+            for journal in sorted(self.runs.rglob("records.jsonl")):
+                for line in journal.read_text("utf-8", "replace").splitlines():
+                    with contextlib.suppress(ValueError):  # a torn line
+                        records.append(json.loads(line))
+            for figure in figures(records):
                 value = "not measured" if figure.value is None else f"{figure.value:.3g}"
                 missed |= not figure.met
                 mark = "reached" if figure.met else "MISSED"

@@ -234,18 +234,6 @@ def uv_arguments(settings: dict[str, str]) -> list[str] | None:
     return arguments
 
 
-def find_uv(venv: Path, pip: list[str], may_fetch: bool) -> str:
-    """The uv on the PATH, else one of this environment's own, fetched now if it may be; empty where there is none."""
-    folder = venv / "uv"  # no package that anything here imports
-    own = folder / "bin" / "uv"
-    found = shutil.which("uv") or (str(own) if own.exists() else "")
-    if not found and may_fetch:
-        fetch = [*pip, "--quiet", *IMPATIENT, "--only-binary=:all:", "--target", str(folder), "uv"]
-        done = subprocess.run(fetch, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
-        found = "" if done.returncode else str(own)
-    return found
-
-
 def install_everything(python: Path, venv: Path, pip: list[str], wanted: list[str], is_new: bool) -> None:
     """Install what is wanted into an environment of its own, and build the package next to it."""
     constraints = ["-c", str(venv / "constraints.txt")]
@@ -253,7 +241,13 @@ def install_everything(python: Path, venv: Path, pip: list[str], wanted: list[st
     compiles = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     settings = pip_settings(output_of(python, ["-m", "pip", "config", "list"]))
     options = uv_arguments(settings)
-    uv = "" if options is None else find_uv(venv, pip, is_new)
+    # The uv on the PATH, else one of this environment's own, fetched now if it is new; nothing here imports its folder.
+    own = venv / "uv" / "bin" / "uv"
+    uv = "" if options is None else shutil.which("uv") or (str(own) if own.exists() else "")
+    if options is not None and is_new and not uv:
+        fetch = [*pip, "--quiet", *IMPATIENT, "--only-binary=:all:", "--target", str(venv / "uv"), "uv"]
+        done = subprocess.run(fetch, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+        uv = "" if done.returncode else str(own)
     if "cert" in settings:
         os.environ.setdefault("SSL_CERT_FILE", settings["cert"])
 

@@ -75,16 +75,6 @@ def mutants(source: str) -> Iterator[tuple[int, str, str]]:
                     setattr(parent, field, value)
 
 
-def mirrored_tests(source: Path, module: str) -> list[str]:
-    """Test files of the same room that have the module's name or import it; else any that import it."""
-    imports = re.compile(rf"\b{module}\b|from {module.rpartition('.')[0]} import .*\b{source.stem}\b")
-    part = source.parts[1] if source.parts[1] in ("planner", "node") else f"core/{source.parts[1]}"
-    files = [each for each in sorted((ROOT / "tests").rglob("test_*.py")) if imports.search(each.read_text())]
-    room = [each for each in files if each.is_relative_to(ROOT / "tests" / part)]
-    named = sorted((ROOT / "tests" / part).rglob(f"test_{source.stem}.py"))
-    return [str(each.relative_to(ROOT)) for each in dict.fromkeys([*named, *room] or files)]
-
-
 def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> tuple[bool, str]:
     """Run pytest in a process of its own; return whether it passed in time, and its output."""
     with tempfile.TemporaryFile("w+") as output:
@@ -107,7 +97,7 @@ def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> t
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("tests", nargs=-1)
-@click.option("--most", default=60, show_default=True, help="How many mutants are drawn.")
+@click.option("--most", "max_mutants", default=60, show_default=True, help="How many mutants are drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw.")
 @click.option("--together", is_flag=True, help="Go on after a failure, and print which tests fail together.")
 def main(source: Path, tests: tuple[str, ...], max_mutants: int, seed: int, together: bool) -> None:
@@ -115,7 +105,12 @@ def main(source: Path, tests: tuple[str, ...], max_mutants: int, seed: int, toge
     os.chdir(ROOT)
     module, changed = ".".join(source.with_suffix("").parts).removesuffix(".__init__"), [*mutants(source.read_text())]
     drawn = sorted(random.Random(seed).sample(changed, min(max_mutants, len(changed))))
-    arguments = [*(tests or mirrored_tests(source, module)), "-m", "not slow and not gpu"]
+    # Test files of the same room that have the module's name or import it; else any that import it.
+    imports = re.compile(rf"\b{module}\b|from {module.rpartition('.')[0]} import .*\b{source.stem}\b")
+    room = ROOT / "tests" / (source.parts[1] if source.parts[1] in ("planner", "node") else f"core/{source.parts[1]}")
+    files = [each for each in sorted((ROOT / "tests").rglob("test_*.py")) if imports.search(each.read_text())]
+    mirrored = [*sorted(room.rglob(f"test_{source.stem}.py")), *(each for each in files if each.is_relative_to(room))]
+    arguments = [*(tests or map(str, dict.fromkeys(mirrored or files))), "-m", "not slow and not gpu"]
     for name in ("hypothesis", "numpy", "pytest", "scipy.stats"):  # once, before the process forks for each mutant
         importlib.import_module(name)
     begin = time.monotonic()

@@ -11,17 +11,21 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import Finite, device_option, margin_option, results_option, seed_option
@@ -33,8 +37,10 @@ from pyperf_suite.hardware.machine import identity, state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.probes import expanded, find_probe, is_users
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.interval import median_interval
+from pyperf_suite.record.interval import UNDISTURBED, USUAL, median_interval
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.quantity import Quantity, quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_arms, comparison_folder
 from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
 from pyperf_suite.regressions.selfcheck import (
@@ -150,9 +156,16 @@ def selfcheck(
     if repeat is not None:
         if resume:
             raise UserError("--repeat measures whole runs: leave out --resume.")
-        _repeat(repeat, probes, where, results)
+        repeated = records_of(measure_again(repeat, [*probes, "--device", str(where)], results))
+        if not repeated:
+            raise UserError("No benchmark was measured by every run: nothing can be compared.")
+        print_remarks_and_tables(console_for(), findings_of_repeats(repeated))
         return
-    cases = _cases(probes, where, shifts)
+    if any(shifts) and any(map(is_users, probes)):
+        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
+    cases = [] if probes else selfcheck_cases(where)
+    for name in expanded(probes) if probes else ():
+        cases += [PairedCase.same(name, case) for case in find_probe(name).cases("standard", where)]
     rule = _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
     plan = planned(shifts, cases, seed)
@@ -169,26 +182,6 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
-
-
-def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path) -> None:
-    sys.path.append(str(Path(__file__).parents[1]))  # run as a script, only the folder of this file is there
-    from tools.repeats import findings_of_repeats, measure_again, records_of
-
-    cases = records_of(measure_again(count, [*probes, "--device", str(where)], results))
-    if not cases:
-        raise UserError("No benchmark was measured by every run: nothing can be compared.")
-    print_remarks_and_tables(console_for(), findings_of_repeats(cases))
-
-
-def _cases(probes: tuple[str, ...], where: Device, counts: dict[float, int]) -> list[PairedCase]:
-    if any(counts) and any(map(is_users, probes)):
-        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
-    if not probes:
-        return selfcheck_cases(where)
-    return [
-        PairedCase.same(name, case) for name in expanded(probes) for case in find_probe(name).cases("standard", where)
-    ]
 
 
 def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
@@ -276,18 +269,14 @@ def start(results: Path, machine: str, settings: Mapping[str, Any]) -> Selfcheck
 
 def resumable(results: Path, machine: str, settings: Mapping[str, Any]) -> Selfcheck:
     """The newest selfcheck of the same settings, to go on with. Raises UserError where there is none."""
-    same = [each for each in selfchecks(results, machine) if _is_same(each.settings, settings)]
+    plain = json.loads(json.dumps({name: settings[name] for name in ("device", "rule", "budget_s", "cases")}))
+    same = [each for each in selfchecks(results, machine) if plain == {name: each.settings.get(name) for name in plain}]
     if not same:
         raise UserError(
             f"There is no selfcheck of the same benchmarks, rule and budget to resume in {results / machine}: "
             "start one without --resume."
         )
     return same[-1]
-
-
-def _is_same(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    plain = json.loads(json.dumps(settings))
-    return all(stored.get(name) == plain[name] for name in ("device", "rule", "budget_s", "cases"))
 
 
 def make_comparisons(
@@ -364,13 +353,20 @@ def heading(selfcheck: Selfcheck) -> Remark:
 def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
     """Return cautions on the rates, the sentence, and tables by slowdown and by benchmark."""
     by_benchmark = sorted(grouped(selfcheck.comparisons, lambda each: each.label).items())
+
+    def median_s(shift: float) -> Cell:
+        if not (spent := [each.seconds for each in selfcheck.measured(shift)]):
+            return None
+        interval = median_interval(spent, CONFIDENCE, effective=len(spent))
+        return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
+
     verdicts = (Column(each, partial(_rate, selfcheck, each), "%") for each in _VERDICTS)
     by_shift = (
         Column("injected", lambda shift: shift, "%", 2),
         Column("tries", lambda shift: len(selfcheck.measured(shift))),
         *verdicts,
         Column("found", partial(change_at, selfcheck), "+%"),
-        Column("median", partial(_median_s, selfcheck), "s", 0),
+        Column("median", median_s, "s", 0),
     )
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
@@ -390,14 +386,6 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
 def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
     rate = selfcheck.rate(shift, verdict)
     return Quantity(rate.value, "%", rate.low, rate.high, rate.tries) if rate.tries else None
-
-
-def _median_s(selfcheck: Selfcheck, shift: float) -> Cell:
-    spent = [each.seconds for each in selfcheck.measured(shift)]
-    if not spent:
-        return None
-    interval = median_interval(spent, CONFIDENCE, effective=len(spent))
-    return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
 
 
 def _deviations(tried: Sequence[Comparison]) -> list[float]:
@@ -421,21 +409,13 @@ def _cautions(selfcheck: Selfcheck) -> list[Remark]:
     cautions = []
     failed = [each for each in selfcheck.comparisons if each.verdict == "failed"]
     if failed:
-        cautions.append(
-            remark(
-                "{count} comparisons could not be made, the first of {first}: {reason}",
-                kind="caution",
-                count=len(failed),
-                first=failed[0].label,
-                reason=failed[0].reason,
-            )
-        )
+        message = "{count} comparisons could not be made, the first of {first}: {reason}"
+        first = failed[0]
+        cautions.append(remark(message, kind="caution", count=len(failed), first=first.label, reason=first.reason))
     commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
     if len(commits) > 1:
-        listed = ", ".join(commits)
-        cautions.append(
-            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=listed)
-        )
+        message = "Comparisons were made by the code of several commits: {commits}."
+        cautions.append(remark(message, kind="caution", commits=", ".join(commits)))
     return cautions
 
 
@@ -444,38 +424,134 @@ PROBE = "selfcheck"
 
 def selfcheck_cases(device: Device) -> list[PairedCase]:
     """Eight on a CPU, each on one thread: the pairs' noise is then the machine's and not that of its scheduler."""
-    cases = _cpu_cases() if device.kind == "cpu" else _cuda_cases()
+    cases: list[Case] = []
+    if device.kind == "cpu":
+        one_thread = Schedule("data_parallel", 1)
+        products = (
+            MatmulParameters(384, 384, 384, one_thread),
+            MatmulParameters(256, 256, 256, one_thread),
+            MatmulParameters(257, 255, 509, one_thread),
+            MatmulParameters(384, 384, 384, Schedule("stream_k", 1)),
+            MatmulParameters(384, 384, 384, one_thread, dtype="bfloat16"),
+            MatmulParameters(192, 768, 256, one_thread, layout="TN"),
+        )
+        attentions = (
+            AttentionParameters(1, 4, 64, 256, dtype="float32"),
+            AttentionParameters(1, 2, 128, 256, causal=True, dtype="float32"),
+        )
+        cases += [Case("matmul", product, "native") for product in products]
+        cases += [Case("attention", attention, "native") for attention in attentions]
+    else:
+        library = Schedule("library", 1)
+        for side, k, layout in ((1024, 1024, "TN"), (2048, 2048, "TN"), (4096, 1024, "NN"), (2000, 2000, "TN")):
+            product = MatmulParameters(side, side, k, library, dtype="bfloat16", layout=layout)
+            cases.append(Case("matmul", product, "cublas"))
     return [PairedCase.same(PROBE, case) for case in cases]
 
 
-def _cpu_cases() -> list[Case]:
-    one_thread = Schedule("data_parallel", 1)
-    products = (
-        MatmulParameters(384, 384, 384, one_thread),
-        MatmulParameters(256, 256, 256, one_thread),
-        MatmulParameters(257, 255, 509, one_thread),
-        MatmulParameters(384, 384, 384, Schedule("stream_k", 1)),
-        MatmulParameters(384, 384, 384, one_thread, dtype="bfloat16"),
-        MatmulParameters(192, 768, 256, one_thread, layout="TN"),
-    )
-    attentions = (
-        AttentionParameters(1, 4, 64, 256, dtype="float32"),
-        AttentionParameters(1, 2, 128, 256, causal=True, dtype="float32"),
-    )
-    return [Case("matmul", product, "native") for product in products] + [
-        Case("attention", attention, "native") for attention in attentions
+EVERY_PROBE = "all"
+QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Differences of a probe's benchmarks in all pairs of runs: |log ratio| of the figures; hits of intervals.
+
+    `holds` is the share of ordered pairs of runs in which the first one's interval has the second one's figure.
+    """
+
+    probe: str
+    cases: int
+    distances: Sequence[float]
+    holds: float
+    clean: float | None
+
+    def at(self, quantile: float) -> float:
+        """By which factor, less one, figures differ at that quantile of pairs."""
+        return math.expm1(float(np.quantile(self.distances, quantile)))
+
+
+def measure_again(count: int, command: Sequence[str], results: Path) -> list[Path]:
+    """The journals of `count` runs, each a fresh `pyperf-suite run` with these arguments. Raises UserError."""
+    journals: list[Path] = []
+    for number in range(count):
+        click.echo(f"run {number + 1} of {count}", err=True)
+        before = set(results.rglob("records.jsonl"))
+        run = [sys.executable, "-m", "pyperf_suite", "run", *command, "--results", str(results)]
+        done = subprocess.run(run, capture_output=True, text=True)
+        made = set(results.rglob("records.jsonl")) - before
+        if done.returncode or not made:
+            last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise UserError(f"Run {number + 1} of {count} ended with exit code {done.returncode}: {last}")
+        journals += made
+    return journals
+
+
+def records_of(journals: Sequence[Path]) -> list[list[Record]]:
+    """Return for each benchmark that every run measured in its first process the record of each run."""
+    runs = [
+        {
+            (record.probe, record.case_id): record
+            for record in read_journal(journal)
+            if record.kind == "timing" and record.outcome == "ok" and not record.process and record.probe != "sentinel"
+        }
+        for journal in journals
     ]
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    return [[run[key] for run in runs] for key in shared]
 
 
-def _cuda_cases() -> list[Case]:
-    library = Schedule("library", 1)
-    products = (
-        MatmulParameters(1024, 1024, 1024, library, dtype="bfloat16", layout="TN"),
-        MatmulParameters(2048, 2048, 2048, library, dtype="bfloat16", layout="TN"),
-        MatmulParameters(4096, 4096, 1024, library, dtype="bfloat16", layout="NN"),
-        MatmulParameters(2000, 2000, 2000, library, dtype="bfloat16", layout="TN"),
+def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
+    """By probe, and of all together last."""
+    by_probe = []
+    for probe, members in [*grouped(cases, lambda records: records[0].probe).items(), (EVERY_PROBE, cases)]:
+        if members:
+            times = [[record.metrics["time"] for record in records] for records in members]
+            held = [one.low <= other.value <= one.high for case in times for one, other in permutations(case, 2)]
+            known = [record.quality.get("disturbances") for records in members for record in records]
+            clean = [disturbances["clean_share"] for disturbances in known if disturbances]
+            distances = _distances([[time.value for time in case] for case in times])
+            clean_share = float(np.mean(clean)) if clean else None
+            by_probe.append(Spread(probe, len(members), distances, float(np.mean(held)), clean_share))
+    return by_probe
+
+
+def _distances(values: Sequence[Sequence[float]]) -> list[float]:
+    return [abs(math.log(one / other)) for case in values for one, other in combinations(case, 2)]
+
+
+def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
+    """Return how far two runs and other figures differ, and how often one's interval holds the other's figure."""
+    spread, others = spreads(cases), []
+    for share, name in QUANTILES.items():
+        values = [[float(np.quantile(record.metrics["time"].samples, share)) for record in of] for of in cases]
+        others.append(Spread(name, len(cases), _distances(values), math.nan, None))
+    quantiles = (
+        Column("two runs differ by", lambda each: each.at(0.5), "%"),
+        Column("90 % of them by", lambda each: each.at(0.9), "%"),
+        Column("worst", lambda each: each.at(1.0), "%"),
     )
-    return [Case("matmul", product, "cublas") for product in products]
+    columns = (
+        Column("probe", lambda each: each.probe),
+        Column("benchmarks", lambda each: each.cases),
+        *quantiles,
+        Column("interval holds", lambda each: each.holds, "%"),
+        Column("clean slices", lambda each: each.clean, "%"),
+    )
+    total = spread[-1]
+    summary = remark(
+        "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
+        "holds the figure of the other in {holds} of pairs",
+        runs=len(cases[0]),
+        median=quantity(total.at(0.5), "%"),
+        most=quantity(total.at(0.9), "%"),
+        holds=quantity(total.holds, "%"),
+    )
+    return findings(
+        summary,
+        table("How well figures come back", columns, spread),
+        table("Other figures of the same samples", (Column("figure", "probe"), *quantiles), others),
+    )
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import all_option, json_option, path_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.findings.data import Findings, Remark, remark
-from pyperf_suite.findings.rows import Column, table
+from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.attention import Kernel, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration
@@ -62,11 +62,6 @@ class TableSlice:
     def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
         return tuple(_numbers(self.rows[name], name).astype(np.int64) for name in names)
 
-    def check_cache(self) -> None:
-        """Raise UserError for a cache in fewer than 16 bits, which only inference has."""
-        if self.cache_dtype not in (None, "bf16", "fp16"):
-            raise UserError(f"Attention with a cache in {self.cache_dtype} is not priced, only with one in 16 bits.")
-
 
 @dataclass(frozen=True)
 class TableFormat:
@@ -87,7 +82,8 @@ def _product(requested: TableSlice) -> Explained:
 
 
 def _attention(requested: TableSlice) -> Explained:
-    requested.check_cache()
+    if requested.cache_dtype not in (None, "bf16", "fp16"):  # which only inference has
+        raise UserError(f"Attention with a cache in {requested.cache_dtype} is not priced, only with one in 16 bits.")
     batch, seq, heads, kv_heads, width = requested.sizes("batch_size", "isl", *HEADS)
     window = int(requested.kind.get("window_size", 0))
     sizes = (batch, seq, seq, heads, kv_heads, width)
@@ -186,7 +182,11 @@ def validate(
     columns = read_table(path)
     if set(NEEDED) <= columns.keys():
         return list(_validated_runs(path, calibration))
-    form = format_of(columns, path)
+    form = next((form for form in FORMATS if set(form.columns) <= columns.keys()), None)
+    if form is None:
+        known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
+        needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
+        raise UserError(f"{path} has none of the known sets of columns. {needed}.")
     return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype, calibration)]
 
 
@@ -205,16 +205,6 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
     if not read.num_rows:
         raise UserError(f"{path} has no rows.")
     return {name: column.to_numpy() for name, column in zip(read.column_names, read.columns, strict=True)}
-
-
-def format_of(columns: Columns, path: Path) -> TableFormat:
-    """The format whose columns a table has. Raises UserError that says which columns each format needs."""
-    for form in FORMATS:
-        if set(form.columns) <= columns.keys():
-            return form
-    known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
-    needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
-    raise UserError(f"{path} has none of the known sets of columns. {needed}.")
 
 
 # Layouts whose times differ by less are in no order.
@@ -282,25 +272,19 @@ TRAINING = "training step"
 def _validated_runs(path: Path, calibration: Calibration | None) -> Iterator[Validated]:
     """Training runs by GPU, framework and dtype, and at the end the rows that state too little."""
     runs, unread = read_runs(path)
-    groups: dict[tuple[str, str, str], list[JudgedRun]] = {}
-    for each in judged(runs, calibration):
-        groups.setdefault((each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype), []).append(each)
+    groups = grouped(
+        judged(runs, calibration), lambda each: (each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype)
+    )
     for (gpu, framework, dtype), members in sorted(groups.items()):
         timed = [each for each in members if each.is_timed]
         priced = [(each.predicted, float(each.run.seconds or 0.0)) for each in timed if each.predicted is not None]
-        errors = np.array([(float(price.seconds) / seconds - 1) * 100 for price, seconds in priced])
-        inside = [
-            price.low <= seconds <= price.high for price, seconds in priced if None not in (price.low, price.high)
-        ]
+        figures = [(seconds, price.seconds, price.low, price.high) for price, seconds in priced]  # None becomes NaN
         reasons = Counter(each.refused for each in timed if each.refused)
         right, pairs = right_orders(members)
-        yield Validated(
-            path.name, TRAINING, gpu, dtype, framework, len(priced), _or_none(np.mean, np.abs(errors)),
-            _or_none(np.median, np.abs(errors)), _or_none(np.mean, errors),
-            _or_none(np.mean, 100.0 * np.array(inside, dtype=np.float64)), sum(bool(p.extrapolated) for p, _ in priced),
-            len(members) - len(timed), sum(reasons.values()), dict(reasons.most_common()), pairs, right,
-            sum(each.is_called_too_large for each in members),
-        )  # fmt: skip
+        beyond = sum(bool(price.extrapolated) for price, _ in priced)
+        blank, too_large = len(members) - len(timed), sum(each.is_called_too_large for each in members)
+        names = (path.name, TRAINING, gpu, dtype, framework)
+        yield _validated(names, figures, beyond, blank, reasons, pairs, right, too_large)
     if unread:
         reasons = Counter(reason.partition(": ")[2] for reason in unread)
         yield Validated(path.name, TRAINING, "", "", "", 0, None, None, None, None, 0, 0, len(unread), dict(reasons))
@@ -390,9 +374,7 @@ def _judged(
     beyond = np.zeros(seconds.size, dtype=bool)
     reasons: Counter[str] = Counter()
     kinds = [name for name in form.kinds if name in requested.rows]
-    of_kind: dict[tuple[Any, ...], list[int]] = {}
-    for row, kind in zip(timed.tolist(), _tuples(requested.rows, kinds, timed), strict=True):
-        of_kind.setdefault(kind, []).append(row)
+    of_kind = grouped(timed.tolist(), lambda row: tuple(requested.rows[name][row] for name in kinds))
     for kind, members in of_kind.items():
         similar = replace(requested, kind=dict(zip(kinds, kind, strict=True)))
         for chosen, price in _priced(form, similar, np.array(members)):
@@ -403,37 +385,28 @@ def _judged(
             if price.low is not None and price.high is not None:
                 low[chosen], high[chosen] = price.low, price.high
     there = np.isfinite(predicted)
-    errors = (predicted[there] / seconds[there] - 1) * 100
-    stated = there & np.isfinite(low) & np.isfinite(high)
-    inside = (low[stated] <= seconds[stated]) & (seconds[stated] <= high[stated])
+    is_plain = requested.cache_dtype in (None, requested.dtype)
+    dtype = requested.dtype if is_plain else f"{requested.dtype}, {requested.cache_dtype} cache"
+    names = (path.name, form.law, requested.gpu.name, dtype, " ".join(filter(None, (requested.library, version))))
+    figures = np.stack([seconds, predicted, low, high], axis=1)[there]
+    return _validated(names, figures, int(beyond[there].sum()), int(seconds.size - timed.size), reasons)
+
+
+def _validated(
+    names: tuple[str, ...], figures: ArrayLike, beyond: int, blank: int, reasons: Counter[str], *of_runs: int
+) -> Validated:
+    """Judge rows of measured and predicted seconds and the ends of the interval, NaN where none is stated."""
+    seconds, predicted, low, high = np.reshape(np.asarray(figures, dtype=np.float64), (-1, 4)).T
+    errors, stated = (predicted / seconds - 1) * 100, np.isfinite(low) & np.isfinite(high)
+    inside = 100.0 * ((low <= seconds) & (seconds <= high))[stated]
+
+    def of(reduce: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
+        return float(reduce(values)) if values.size else None
+
     return Validated(
-        file=path.name,
-        law=form.law,
-        gpu=requested.gpu.name,
-        dtype=requested.dtype
-        if requested.cache_dtype in (None, requested.dtype)
-        else f"{requested.dtype}, {requested.cache_dtype} cache",
-        library=" ".join(filter(None, (requested.library, version))),
-        rows=int(there.sum()),
-        mape=_or_none(np.mean, np.abs(errors)),
-        median=_or_none(np.median, np.abs(errors)),
-        bias=_or_none(np.mean, errors),
-        coverage=_or_none(np.mean, 100.0 * inside),
-        extrapolated=int(beyond[there].sum()),
-        blank=int(seconds.size - timed.size),
-        refused=sum(reasons.values()),
-        reasons=dict(reasons.most_common()),
-    )
-
-
-def _tuples(rows: Columns, names: Sequence[str], members: NDArray[np.intp]) -> list[tuple[Any, ...]]:
-    if not names:
-        return [()] * members.size
-    return list(zip(*(rows[name][members].tolist() for name in names), strict=True))
-
-
-def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
-    return float(of(values)) if values.size else None
+        *names, errors.size, of(np.mean, np.abs(errors)), of(np.median, np.abs(errors)), of(np.mean, errors),
+        of(np.mean, inside), beyond, blank, sum(reasons.values()), dict(reasons.most_common()), *of_runs,
+    )  # fmt: skip
 
 
 def _priced(
@@ -489,7 +462,14 @@ COLUMNS = (
 def findings_of(validated: Sequence[Validated]) -> Findings:
     """Return the reasons why rows were refused, and a table with a row a GPU, dtype and library."""
     title = "Predicted against measured; nine of ten rows should lie in the stated interval"
-    return Findings((*_of_runs(validated), *_refusals(validated)), (table(title, COLUMNS, validated),))
+    reasons: Counter[str] = Counter()
+    for each in validated:
+        reasons.update(each.reasons)
+    refused = [
+        remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
+        for reason, rows in reasons.most_common()
+    ]
+    return Findings((*_of_runs(validated), *refused), (table(title, COLUMNS, validated),))
 
 
 def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
@@ -507,18 +487,8 @@ def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
             share=Quantity(right / pairs, "%"),
         )
     yield remark(
-        "{count} runs that ran are said not to fit.",
-        kind="law",
-        count=sum(each.called_too_large for each in of_runs),
+        "{count} runs that ran are said not to fit.", kind="law", count=sum(each.called_too_large for each in of_runs)
     )
-
-
-def _refusals(validated: Sequence[Validated]) -> Iterator[Remark]:
-    reasons: Counter[str] = Counter()
-    for each in validated:
-        reasons.update(each.reasons)
-    for reason, rows in reasons.most_common():
-        yield remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
 
 
 @click.command(cls=Speaking, context_settings=HELP)

@@ -183,10 +183,7 @@ BASE = _family(
 TIED = _absent(tie_word_embeddings=True)
 # Gated MLPs, RMSNorm, no learned positions.
 DECODER = _family(
-    BASE,
-    kv_heads=_count("num_key_value_heads", 0, at_least=1),
-    head_dim=_count("head_dim", 0, at_least=1),
-    gated=True,
+    BASE, kv_heads=_count("num_key_value_heads", 0, at_least=1), head_dim=_count("head_dim", 0, at_least=1), gated=True
 )
 PLAIN_MLP = _family(gated=False)
 BIASED_INPUTS = _family(qkv_bias="attention_bias")

@@ -95,7 +95,6 @@ class ProductExplained:
         )
 
     def _repr_markdown_(self) -> str:
-        """The findings, as a notebook shows them."""
         from pyperf_suite.render.text import markdown_of
 
         return "\n".join(markdown_of(self.findings))
@@ -106,7 +105,6 @@ class ProductExplained:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds by cause, which add up to `seconds`."""
         return {cause: float(np.squeeze(seconds)) for cause, seconds in self.price.parts.items()}
 
     @property

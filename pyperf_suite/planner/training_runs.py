@@ -118,7 +118,6 @@ class TrainingRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an iteration."""
         return self.plan.global_batch * self.plan.seq
 
     def reserved(self, reserve: Reserve = RESERVE) -> tuple[float, float, float]:
@@ -136,7 +135,6 @@ class TrainingRun:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on whether it fits its GPU."""
         return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 

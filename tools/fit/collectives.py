@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import collectives
@@ -135,12 +136,14 @@ def read_rows(folder: Path = SAMPLE) -> Rows:
 
 def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None = None) -> Floats:
     """Seconds of each row, by the rate that its source states or by another network."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, row in enumerate(rows):
+
+    def curve_of(index: int) -> tuple[Any, ...]:
+        row = rows[index]
         rate = network(row) if network else row["network_gb_per_s"] * 1e9
-        groups.setdefault((row["gpu"], row["op_name"], row["num_gpus"], row["ranks_per_node"], rate), []).append(index)
+        return row["gpu"], row["op_name"], row["num_gpus"], row["ranks_per_node"], rate
+
     seconds = np.empty(len(rows))
-    for (gpu, operation, ranks, inside, rate), indices in groups.items():
+    for (gpu, operation, ranks, inside, rate), indices in grouped(range(len(rows)), curve_of).items():
         sizes = [rows[index]["bytes"] for index in indices]
         seconds[indices] = collectives.collective_time(gpu, operation, sizes, ranks, inside, rate).seconds
     return seconds

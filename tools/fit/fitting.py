@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
-from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import COVERED, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
 
@@ -24,23 +21,10 @@ Floats = NDArray[np.float64]
 Blocks = dict[str, dict[str, CalibrationBlock]]
 
 SEED = 0
-# A percentile in the tail needs some rows; a band has no more knots than follow a course.
+# A percentile in the tail needs some rows.
 ROWS_A_KNOT = 150
-MOST_KNOTS = 10
 # Errors in log seconds beyond this count linearly.
 USUAL_ERROR = 0.1
-# Held against a grid's level, so that nodes without rows are determined: they follow their neighbours.
-LEVEL = 1e-4
-
-
-def by_gpu(fitted: Iterable[tuple[str, str, CalibrationBlock]], folder: Path, table: str) -> Blocks:
-    """Blocks by GPU and name. Raises UserError if there are none; `table` says of which table."""
-    blocks: Blocks = {}
-    for gpu, name, block in fitted:
-        blocks.setdefault(gpu, {})[name] = block
-    if not blocks:
-        raise UserError(f"{folder} has no {table}: name the folder of the published tables.")
-    return blocks
 
 
 def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float, float]]:
@@ -48,11 +32,11 @@ def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float
     return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
-def fit_band(log_residual: Floats, figure: Floats, knots: int = MOST_KNOTS) -> Band:
+def fit_band(log_residual: Floats, figure: Floats, knots: int) -> Band:
     """The band of errors, log(measured / predicted), on rows that the law did not see.
 
-    The width may depend on `figure`, above 0, one value a row; there are at most `knots` knots. Raises ValueError for
-    no rows.
+    The width may depend on `figure`, above 0, one value a row; there are at most `knots` knots. With few rows the ends
+    that 90 % of further rows lie between are a little wider than those seen. Raises ValueError for no rows.
     """
     if log_residual.size == 0:
         raise ValueError("a band needs errors on held-out rows")
@@ -60,29 +44,12 @@ def fit_band(log_residual: Floats, figure: Floats, knots: int = MOST_KNOTS) -> B
     at, sides = [], []
     for rows in np.array_split(np.argsort(figure, kind="stable"), groups):
         at.append(float(np.exp(np.mean(np.log(figure[rows])))))
-        sides.append(_percentiles(log_residual[rows]))
+        tail = (1 - COVERED) / 2
+        beyond = max(0.0, (tail * (rows.size + 1) - 1) / max(rows.size - 1, 1))
+        sides.append(np.quantile(log_residual[rows], [beyond, 1 - beyond]))
     places, first = np.unique(at, return_index=True)
     low, high = np.array(sides)[first].T
     return Band(places, low, high)
-
-
-def _percentiles(errors: Floats) -> tuple[float, float]:
-    """The ends that 90 % of further rows lie between: with few rows a little wider than those seen."""
-    tail = (1 - COVERED) / 2
-    beyond = max(0.0, (tail * (errors.size + 1) - 1) / max(errors.size - 1, 1))
-    low, high = np.quantile(errors, [beyond, 1 - beyond])
-    return float(low), float(high)
-
-
-def in_band_of_others(
-    missed: Floats, figure: Floats, sites: NDArray[np.intp], knots: int = MOST_KNOTS
-) -> NDArray[np.bool_]:
-    """True for errors, log(measured / predicted), that lie in the band of other sites' errors."""
-    inside = np.zeros(missed.size, dtype=bool)
-    for out in folds(sites, seed=SEED + 1):
-        low, high = fit_band(missed[~out], figure[~out], knots).around(1.0, figure[out])
-        inside[out] = (np.log(low) <= missed[out]) & (missed[out] <= np.log(high))
-    return inside
 
 
 def in_words(missed: Floats) -> str:
@@ -97,10 +64,7 @@ def in_words(missed: Floats) -> str:
 
 
 def fit_constants(
-    start: MenuCoefficients,
-    missed: Callable[[MenuCoefficients], Floats],
-    hold: float,
-    evaluations: int,
+    start: MenuCoefficients, missed: Callable[[MenuCoefficients], Floats], hold: float, evaluations: int
 ) -> MenuCoefficients:
     """The constants with the least errors in log seconds, far rows counting less.
 
@@ -109,20 +73,16 @@ def fit_constants(
     """
     from scipy.optimize import least_squares
 
-    origin = _to_vector(start)
+    # Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1.
+    odds = start.wave_smoothing / (1 - start.wave_smoothing)
+    free = replace(start, wave_smoothing=odds, overlap=start.overlap - 1)
+    origin = np.log(np.concatenate([np.ravel(array) for array in free.as_arrays().values()]))
 
     def residuals(vector: Floats) -> Floats:
         return np.concatenate([missed(_from_vector(vector, start)), hold * (vector - origin)])
 
     found = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
     return _from_vector(found.x, start)
-
-
-def _to_vector(constants: MenuCoefficients) -> Floats:
-    """Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1."""
-    odds = constants.wave_smoothing / (1 - constants.wave_smoothing)
-    free = replace(constants, wave_smoothing=odds, overlap=constants.overlap - 1)
-    return np.log(np.concatenate([np.ravel(array) for array in free.as_arrays().values()]))
 
 
 def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate import error_percent, folds, site_numbers, summary
 from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
@@ -130,8 +131,11 @@ def fit_gemm(tables_folder: Path) -> Blocks:
     Raises UserError where the folder has no such table.
     """
     tables = gemm_tables(tables_folder)
-    own = ((table.gpu.name, f"gemm_{table.dtype}.{table.library}", fit_block(table)) for table in tables)
-    blocks = fitting.by_gpu(own, tables_folder, "gemm_*.parquet")
+    if not tables:
+        raise UserError(f"{tables_folder} has no gemm_*.parquet: name the folder of the published tables.")
+    blocks: Blocks = {}
+    for table in tables:
+        blocks.setdefault(table.gpu.name, {})[f"gemm_{table.dtype}.{table.library}"] = fit_block(table)
     for dtype, library in dict.fromkeys((table.dtype, table.library) for table in tables):
         similar = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
         if len(similar) > 1:
@@ -150,8 +154,12 @@ def fit_block(table: GemmTable) -> CalibrationBlock:
     held_out = summary(
         np.exp(-missed), np.ones_like(missed), np.unique(table.sites).size, "5-fold, whole sites (n, k) held out"
     ).to_json()
-    covered = fitting.in_band_of_others(missed, table.m, table.sites, KNOTS).mean()
-    held_out["coverage"] = round(100 * float(covered), 1)
+    # Errors that lie in the band of other sites' errors.
+    inside = np.zeros(missed.size, dtype=bool)
+    for out in folds(table.sites, seed=fitting.SEED + 1):
+        low, high = fit_band(missed[~out], table.m[~out], KNOTS).around(1.0, table.m[out])
+        inside[out] = (np.log(low) <= missed[out]) & (missed[out] <= np.log(high))
+    held_out["coverage"] = round(100 * float(inside.mean()), 1)
     return CalibrationBlock(arrays, held_out, _range([table]), table.origin)
 
 
@@ -216,7 +224,7 @@ def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, 
     return best, missed[best]
 
 
-def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
+def fit_coefficients(tables: Sequence[GemmTable]) -> MenuCoefficients:
     """The menu's coefficients with the least error in log seconds over all tables, each with as many rows."""
     rows = ROWS if len(tables) == 1 else ROWS_POOLED
     drawn = [table.rows(np.random.default_rng(fitting.SEED).permutation(table.m.size)[:rows]) for table in tables]
@@ -224,7 +232,7 @@ def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = STAR
     def missed(law: MenuCoefficients) -> Floats:
         return np.concatenate([np.log(predict(table, law) / table.seconds) for table in drawn])
 
-    return fitting.fit_constants(start, missed, HOLD, EVALUATIONS)
+    return fitting.fit_constants(START, missed, HOLD, EVALUATIONS)
 
 
 def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | None = None) -> Floats:

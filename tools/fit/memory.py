@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
-from pyperf_suite.planner.laws.training.memory import RESERVE, Verdict, verdict_of
+from pyperf_suite.planner.laws.training.memory import RESERVE, verdict_of
 from pyperf_suite.planner.training_runs import TrainingRun, read_runs
 from tools.fit.step import source_of, tables_in
 
@@ -58,10 +58,6 @@ class Asked:
         if self.states_memory:
             return float(np.log((self.run.memory_gib or 0.0) * GIB / predicted))
         return min(0.0, float(np.log(NEAR_LIMIT * self.run.gpu.memory_bytes / least)))
-
-    def verdict(self, values: Floats, low: float, high: float) -> Verdict:
-        predicted, least = self.bytes_of(values)
-        return verdict_of(low * least, high * predicted, self.run.gpu.memory_bytes)
 
 
 def asked(run: TrainingRun) -> Asked:
@@ -134,7 +130,10 @@ def judged_memory(tables_folder: Path) -> Iterator[str]:
             inside = [low * least <= one <= high * most for one, (most, least) in zip(held, ranges, strict=True)]
             figures = f"{np.mean(np.abs(off)):.1f} | {np.mean(off):+.1f} | {100 * np.mean(inside):.0f}"
         every = [each for each in runs if each.source == source]
-        verdicts = [each.verdict(values, low, high) for each in every]
+        verdicts = []
+        for each in every:
+            predicted, least = each.bytes_of(values)
+            verdicts.append(verdict_of(low * least, high * predicted, each.run.gpu.memory_bytes))
         wrong = sum(
             word == ("does not fit" if each.run.ran else "fits") for each, word in zip(every, verdicts, strict=True)
         )

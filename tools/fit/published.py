@@ -5,7 +5,6 @@ A table is a parquet file, or a CSV file of the same name and columns as in the 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,6 @@ def tables_like(folder: Path, prefix: str) -> dict[str, str]:
     """The names of a folder's tables that begin so, by the GPU that follows in the name."""
     found = {path.stem for path in folder.glob(f"{prefix}*") if path.suffix in (".parquet", ".csv")}
     return {name.removeprefix(prefix): name for name in sorted(found)}
-
-
-def versions(columns: Columns, library: str) -> list[str]:
-    """A library's columns, the newest first."""
-    own = [name for name in columns if name.startswith(f"{library}_")]
-    return sorted(own, key=version_numbers, reverse=True)
-
-
-def version_numbers(name: str) -> list[int]:
-    """The numbers in the name of a column or a version, by which they are in order."""
-    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def rows_of(columns: Columns) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import POOLED, CalibrationBlock, shipped_calibration
@@ -231,9 +232,7 @@ NUMBERS = (
 
 def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
     """All runs, a grid for each way to run."""
-    similar: dict[tuple[Any, ...], list[int]] = {}
-    for place, run in enumerate(runs):
-        similar.setdefault(tuple(getattr(run.run.plan, name) for name in SAME), []).append(place)
+    similar = grouped(range(len(runs)), lambda place: tuple(getattr(runs[place].run.plan, name) for name in SAME))
     stacks = []
     for same, places in similar.items():
         steps = [runs[place].priced for place in places]
@@ -340,10 +339,7 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
             own = np.array([framework in (run.framework, EVERY_FRAMEWORK) and run.kind == kind for run in priced])
             if not own.any():
                 continue
-            yield (
-                f"| {how} | {framework} | {kind} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | "
-                f"{np.median(np.abs(off[own])):.1f} | {np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"
-            )
+            yield f"| {how} | {framework} | {kind} | {_figures(off[own], inside[own])} |"
         if how == "source":
             by_source = [*_by_source(priced, off, inside)]
         as_predicted = [
@@ -369,11 +365,12 @@ def _by_source(runs: Sequence[PricedRun], off: NDArray[np.float64], inside: NDAr
     count = Counter(run.source for run in runs)
     names = np.array([run.source if count[run.source] >= ROWS_OF_A_SOURCE else "the rest" for run in runs])
     for name in sorted(set(names), key=lambda name: (name == "the rest", name)):
-        own = names == name
-        yield (
-            f"| {name} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | {np.median(np.abs(off[own])):.1f} | "
-            f"{np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"
-        )
+        yield f"| {name} | {_figures(off[names == name], inside[names == name])} |"
+
+
+def _figures(off: NDArray[np.float64], inside: NDArray[np.bool_]) -> str:
+    error = np.abs(off)
+    return f"{off.size} | {error.mean():.1f} | {np.median(error):.1f} | {off.mean():+.1f} | {100 * inside.mean():.0f}"
 
 
 class Remembered:

@@ -81,7 +81,7 @@ def torch(use_gpu: str) -> dict[str, Any]:
         "threads": package.get_num_threads(),
     }
     if use_gpu == "yes" and package.version.cuda:
-        # Of each GPU `ok` or why a sum on it failed; free and total bytes, up to the first that does not report.
+        # For each GPU `ok` or why a sum on it failed; free and total bytes, up to the first that does not report.
         answer |= {"devices": [], "memory": []}
         for index in range(package.cuda.device_count()):
             try:

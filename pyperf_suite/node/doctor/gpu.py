@@ -34,9 +34,7 @@ class GpuReading:
 
 
 def gpu_checks(
-    files: KernelFiles,
-    cuda: CudaDriver | Unavailable | None = None,
-    manager: Nvml | Unavailable | None = None,
+    files: KernelFiles, cuda: CudaDriver | Unavailable | None = None, manager: Nvml | Unavailable | None = None
 ) -> tuple[list[Check], int, str | None]:
     """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports."""
     manager = nvml() if manager is None else manager
@@ -58,14 +56,14 @@ def gpu_checks(
     checks = {"driver": driver_check(on_bus, len(gpus), version, release, refusal)}
     if gpus:
         checks["NVML"] = manager_check(None if answers else str(manager))
-    found = of_part("GPU", checks)
+    all_checks = of_part("GPU", checks)
     for number, gpu in enumerate(gpus):
         reading = GpuReading(gpu)
         if answers:
             values = {**answers.settings(gpu.uuid), **answers.readings(gpu.uuid), **answers.health(gpu.uuid)}
             reading = GpuReading(gpu, values, answers.processes(gpu.uuid))
-        found += reading_checks(number, reading)
-    return found, len(gpus), version
+        all_checks += reading_checks(number, reading)
+    return all_checks, len(gpus), version
 
 
 def reading_checks(number: int, reading: GpuReading) -> list[Check]:

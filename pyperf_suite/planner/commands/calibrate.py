@@ -12,7 +12,6 @@ from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.calibrate import Corrected
     from pyperf_suite.planner.laws.calibration import Calibration
     from pyperf_suite.runner.results import RunFolder
 
@@ -35,13 +34,7 @@ if TYPE_CHECKING:
 @device_option("Device whose newest run is fitted: auto, cpu or cuda:N. Example: --device cpu.")
 @json_option()
 def calibrate(
-    run: Path | None,
-    gpu: str | None,
-    runs: Path | None,
-    output: Path | None,
-    results: Path,
-    device: str,
-    as_json: bool,
+    run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str, as_json: bool
 ) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
@@ -52,7 +45,7 @@ def calibrate(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, newest_run
+    from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, described, newest_run
     from pyperf_suite.render.text import as_text
     from pyperf_suite.runner.results import read_run
 
@@ -70,8 +63,14 @@ def calibrate(
         made = {"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id}
         click.echo(as_text({**made, "laws": [each.to_json() for each in corrected]}), nl=False)
         return
-    for each in corrected:
-        click.echo(_sentence(each))
+    for correction in corrected:
+        after = described(correction.after.to_json())
+        if correction.block is None:
+            fits = "the law fits this machine as it is"
+            click.echo(f"{correction.law}: {fits}, with an error of {after}; nothing was changed.")
+        else:
+            alone = f"{correction.before.mape:.1f} % (median {correction.before.median:.1f} %)"
+            click.echo(f"{correction.law}: an error of {after} on this machine, where the law alone has {alone}.")
     click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 
@@ -130,15 +129,3 @@ def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
         return find_gpu(str(identity["model"]))
     except UserError as reason:
         raise UserError(f"{str(reason).rstrip('.')}; say with --gpu which known one it is like.") from None
-
-
-def _sentence(corrected: Corrected) -> str:
-    from pyperf_suite.planner.calibrate import described
-
-    after = described(corrected.after.to_json())
-    if corrected.block is None:
-        return f"{corrected.law}: the law fits this machine as it is, with an error of {after}; nothing was changed."
-    return (
-        f"{corrected.law}: an error of {after} on this machine, where the law alone has "
-        f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
-    )

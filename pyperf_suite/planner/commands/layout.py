@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,15 +20,10 @@ from pyperf_suite.planner.commands.model_options import (
     value_options,
 )
 
-if TYPE_CHECKING:
-    from pyperf_suite.hardware.catalogue import GpuSpec
-
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
 RACK, RACK_USED = 72, 64
-SIZES = {
-    "gpus N": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
-}
+GPUS = "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64."
 COUNTS = {
     "gpus-per-node N": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
     "global-batch N": "Sequences of an iteration. Required. Example: --global-batch 512.",
@@ -83,7 +78,7 @@ POSITIVE = Finite(0, 1e6, min_open=True)
 @model_options
 @gpu_options
 @options(
-    *value_options(SIZES, int),
+    *value_options({"gpus N": GPUS}, int),
     *value_options(COUNTS, click.IntRange(1, 1 << 24)),
     *value_options({"memory GIB": "Memory of a GPU. Default: its data sheet's. Example: --memory 80."}, Gibibytes()),
     *value_options(CHOICES),
@@ -187,7 +182,11 @@ def layout(
 
     def cluster(count: int) -> Cluster:
         room = spec.memory_bytes if memory is None else memory * 2**30
-        per_node = max(1, min(named_node or _usual_node(spec, count), count))
+        # One NVLink domain: of a rack all or as many as runs take.
+        usual = USUAL_NODE
+        if spec.name.startswith("GB"):
+            usual = RACK if count % RACK == 0 else RACK_USED
+        per_node = max(1, min(named_node or usual, count))
         return Cluster(spec, count, per_node, room, None if network is None else network_of(network), host)
 
     if exactly or compare:
@@ -200,13 +199,6 @@ def layout(
         with said_meanwhile(f"Predicting every way to share {gpus} GPUs"):
             found = report.findings_of_layouts(planned(training, cluster(gpus or 0), laws, fixed), top, budget, notes)
     answer("layout", found, as_json, everything)
-
-
-def _usual_node(spec: GpuSpec, gpus: int) -> int:
-    """GPUs of one NVLink domain: 8, or of a rack of 72 all or as many as runs take."""
-    if not spec.name.startswith("GB"):
-        return USUAL_NODE
-    return RACK if gpus % RACK == 0 else RACK_USED
 
 
 def _link(rate: str) -> float:

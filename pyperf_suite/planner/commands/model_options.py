@@ -44,15 +44,20 @@ COUNTS = {
 }
 
 
+LIBRARY = (
+    "Library whose products are priced: trtllm, sglang, vllm. Default: the first measured. Example: --library vllm."
+)
+OF_CARD = {
+    "power W": "Power that the card may draw, if less than usual. Default: its data sheet's. Example: --power 500.",
+    "memory-bandwidth GB/S": "Bandwidth of the card's memory. Default: its data sheet's. Example: --memory-bandwidth "
+    "2400.",
+}
+
+
 def value_options(texts: Mapping[str, str], kind: Any = None) -> list[Callable[[Any], Any]]:
     """An option of that kind with its help for each "name METAVAR"."""
     named = [(*name.split(" ", 1), text) for name, text in texts.items()]
     return [click.option(f"--{name}", type=kind, metavar=metavar, help=text) for name, metavar, text in named]
-
-
-def count_options(texts: Mapping[str, str], kind: Any = int) -> list[Callable[[Any], Any]]:
-    """An option with a whole number for each name, with its help."""
-    return value_options({f"{name} N": text for name, text in texts.items()}, kind)
 
 
 gpu_options = options(
@@ -61,34 +66,24 @@ gpu_options = options(
         "--calibration",
         help="File of laws that `calibrate` fitted. Default: those shipped. Example: --calibration laws.npz.",
     ),
-    *value_options(
-        {
-            "library NAME": "Library whose products are priced: trtllm, sglang, vllm. Default: the first measured. "
-            "Example: --library vllm."
-        }
-    ),
-    *value_options(
-        {
-            "power W": "Power that the card may draw, if less than usual. Default: its data sheet's. "
-            "Example: --power 500.",
-            "memory-bandwidth GB/S": "Bandwidth of the card's memory. Default: its data sheet's. "
-            "Example: --memory-bandwidth 2400.",
-        },
-        Finite(0, 1e6, min_open=True),
-    ),
+    *value_options({"library NAME": LIBRARY}),
+    *value_options(OF_CARD, Finite(0, 1e6, min_open=True)),
 )
 """The GPU, whose calibration, whose kernels, and what the card has that its kind has not."""
 
 model_options = options(
     path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
     *value_options(
-        {"family NAME": "Family that --config is read as. Default: its model_type. Example: --family llama."},
+        {"family NAME": "Family that --config is read as. Default: its model_type. Example: --family llama."}
     ),
-    *count_options(COUNTS, click.IntRange(1)),
+    *value_options({f"{name} N": text for name, text in COUNTS.items()}, click.IntRange(1)),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
     click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),
-    *count_options(
-        {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."},
+    *value_options(
+        {
+            "seq N": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. "
+            "Example: --seq 8192."
+        },
         click.IntRange(1, MOST_SEQ),
     ),
 )
@@ -115,19 +110,16 @@ def requested_gpu(
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
         return find_gpu(fitted.gpu), fitted
-    spec = card_of(find_gpu(name) if name is not None else _gpu_of_this_machine(), power_w, memory_gb_s)
+    if name is None:
+        from pyperf_suite.hardware.devices import resolve
+        from pyperf_suite.hardware.machine import identity
+
+        device = resolve("auto")
+        if device.kind != "cuda":
+            raise UserError("There is no GPU in this machine to take sizes for: name one, as in --gpu H200.")
+        name = str(identity(device).fields["model"])
+    spec = card_of(find_gpu(name), power_w, memory_gb_s)
     return spec, spec
-
-
-def _gpu_of_this_machine() -> GpuSpec:
-    from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.machine import identity
-
-    device = resolve("auto")
-    if device.kind != "cuda":
-        raise UserError("There is no GPU in this machine to take sizes for: name one, as in --gpu H200.")
-    return find_gpu(str(identity(device).fields["model"]))
 
 
 def requested_model(

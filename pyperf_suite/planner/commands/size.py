@@ -9,12 +9,7 @@ import click
 
 from pyperf_suite.cli.options import Finite, all_option, json_option, options
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import (
-    answer,
-    gpu_options,
-    model_options,
-    value_options,
-)
+from pyperf_suite.planner.commands.model_options import answer, gpu_options, model_options, value_options
 
 dtype_option = click.option(
     "--dtype",
@@ -42,7 +37,7 @@ dtype_option = click.option(
     *value_options(
         {
             "vary NAME,...": "Dimensions to change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. "
-            "Default: all. Example: --vary heads,vocab.",
+            "Default: all. Example: --vary heads,vocab."
         }
     ),
     *(

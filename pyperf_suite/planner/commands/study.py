@@ -10,7 +10,7 @@ import click
 
 from pyperf_suite.cli.options import Finite, options, run_options
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import Gibibytes, count_options, value_options
+from pyperf_suite.planner.commands.model_options import Gibibytes, value_options
 
 # Options by the axis that each replaces.
 MODEL_OPTIONS = {
@@ -49,16 +49,16 @@ RUN_OPTIONS = {
     "Example: --experiments 5.",
     "seed": "Seed of the order of the configurations. Default: 0. Example: --seed 1.",
 }
+ONLY = (
+    "Run only configurations of these numbers, as --list has them; RUN may be new then. Default: all. "
+    "Example: --only 1,3."
+)
 # Options that say what is studied.
 STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS)
 
 
-def _numbers(texts: dict[str, str]) -> list[Any]:
-    return count_options({name.replace("_", "-"): text for name, text in texts.items()})
-
-
 study_options = options(
-    *_numbers(MODEL_OPTIONS),
+    *value_options({f"{name.replace('_', '-')} N": text for name, text in MODEL_OPTIONS.items()}, int),
     click.option(
         "--gated/--not-gated",
         default=None,
@@ -70,13 +70,8 @@ study_options = options(
         )
         for name, text in GRID_OPTIONS.items()
     ),
-    *_numbers(RUN_OPTIONS),
-    *value_options(
-        {
-            "only K,...": "Run only configurations of these numbers, as --list has them; RUN may be new then. Default: "
-            "all. Example: --only 1,3.",
-        }
-    ),
+    *value_options({f"{name.replace('_', '-')} N": text for name, text in RUN_OPTIONS.items()}, int),
+    *value_options({"only K,...": ONLY}),
     *(
         click.option(f"--{name}", variable, is_flag=True, help=f"{text} Default: off.")
         for name, variable, text in (

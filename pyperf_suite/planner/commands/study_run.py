@@ -86,7 +86,6 @@ class StudyRequest:
 
     @property
     def arguments(self) -> list[str]:
-        """The same study on a command line."""
         words = [] if self.path is None else [str(self.path)]
         for name, value in self.options.items():
             gated = "--gated" if value else "--not-gated"
@@ -194,8 +193,15 @@ def _measured(requested: StudyRequest, request: RunRequest, wanted: Sequence[Cas
     chosen_here = [each for each in run.plan.cases if each.case.case_id in names]
     if requested.search:
         _search(run, chosen_here)
-    else:
-        _measure_all(run, chosen_here, launched)
+        return run
+    # One experiment of all configurations after the other, so that what drifts drifts for all of them.
+    plan, experiments = run.plan, range(run.plan.profile.processes)
+    order = [(number, random.Random(plan.seed + number).sample(chosen_here, len(names))) for number in experiments]
+    trials = [(each, number) for number, shuffled in order for each in shuffled]
+    if launched:
+        trials = [(each, _next_experiment(run.session, each, experiments)) for each in chosen_here]
+        plan = replace(plan, profile=replace(plan.profile, processes=1))
+    run.measure("study", trials, Outlook(replace(plan, cases=tuple(chosen_here))))
     return run
 
 
@@ -240,17 +246,6 @@ def _why_refused(case: Case, device: Device) -> str:
     return ""
 
 
-def _measure_all(run: Run, wanted: Sequence[PlannedCase], launched: bool) -> None:
-    """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
-    plan, experiments = run.plan, range(run.plan.profile.processes)
-    order = [(number, random.Random(plan.seed + number).sample(wanted, len(wanted))) for number in experiments]
-    trials = [(each, number) for number, shuffled in order for each in shuffled]
-    if launched:
-        trials = [(each, _next_experiment(run.session, each, experiments)) for each in wanted]
-        plan = replace(plan, profile=replace(plan.profile, processes=1))
-    run.measure("study", trials, Outlook(replace(plan, cases=tuple(wanted))))
-
-
 class StudyWorkers(Workers):
     """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
 
@@ -286,9 +281,11 @@ def _search(run: Run, wanted: Sequence[PlannedCase]) -> None:
             workers.note = note
             record = session.measure_trial(planned, process)
             workers.note = None
-            console.print(
-                f"step {note['step']}: {_outcome(planned, record)}", highlight=False, markup=False, soft_wrap=True
-            )
+            p, outcome = case.parameters, f"{record.outcome}: {record.reason}"
+            if record.outcome == "ok":
+                outcome = f"{p.global_batch / record.seconds:.4g} samples/s"
+            line = f"step {note['step']}: {f'{p.name}: {outcome}'[:90]}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
             return record
         return None
 
@@ -306,10 +303,3 @@ def _next_experiment(session: Session, planned: PlannedCase, experiments: range)
     fresh = [number for number in experiments if number not in begun]
     failed = [number for number, record in begun.items() if record.outcome == "failed"]
     return (fresh or failed or [0])[0]
-
-
-def _outcome(planned: PlannedCase, record: Record) -> str:
-    p = planned.case.parameters
-    if record.outcome != "ok":
-        return f"{p.name}: {record.outcome}: {record.reason}"[:90]
-    return f"{p.name}: {p.global_batch / record.seconds:.4g} samples/s"

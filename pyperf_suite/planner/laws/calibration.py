@@ -77,10 +77,6 @@ class Calibration:
         """Libraries that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
-    def has(self, law: str) -> bool:
-        """True if it has the law of any library."""
-        return bool(self.libraries(law))
-
     def library(self, law: str, requested: str | None = None) -> str:
         """The library that answers for a law. Raises UserError where there is none, or not the one requested."""
         known = self.libraries(law)

@@ -165,11 +165,7 @@ RANKS_OF_A_NODE = 8
 # Between two GPUs these take PAIR times as long a byte as among more, over each kind of NVLink.
 GATHERING, PAIR = ("all_gather", "reduce_scatter"), 1.27
 # Network of the maker's servers for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
-NETWORK_OF = {
-    "Hopper": INFINIBAND["NDR"],
-    "Blackwell": INFINIBAND["NDR"],
-    "Blackwell Ultra": INFINIBAND["XDR"],
-}
+NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
 # From here up links are NVLink or its like; below a GPU sends over PCIe.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
@@ -357,7 +353,6 @@ def _is_over_pcie(spec: GpuSpec, inside: Floats) -> NDArray[np.bool_]:
 
 
 def _in_node(spec: GpuSpec, law: LinkLaw, operation: str, bus_bytes: Floats, inside: Floats) -> Floats:
-    """Seconds within a node."""
     ranks = np.maximum(inside, 2.0)
     sizes = operation, bus_bytes, ranks, link_bytes_per_s(spec, ranks)
     seconds = np.where(_is_over_pcie(spec, ranks), OTHER_PCIE.seconds(*sizes), law.seconds(*sizes))

@@ -379,7 +379,7 @@ def _kin(gpu: GpuSpec, name: str) -> list[GpuSpec]:
         for other in all_gpus()
         if other.name != gpu.name
         and transfers.have_same_kernels(gpu, other)
-        and (other.name in MEASURED_MAXIMA or ((own := shipped_calibration(other.name)) and own.has(name)))
+        and (other.name in MEASURED_MAXIMA or ((own := shipped_calibration(other.name)) and own.libraries(name)))
     ]
 
     def unlike(candidate: GpuSpec) -> tuple[bool, float, float]:

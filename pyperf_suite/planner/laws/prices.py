@@ -73,12 +73,7 @@ class Prices:
         return memory_bound_time(self.gpu, nbytes)
 
     def collective(
-        self,
-        op: str,
-        nbytes: Bytes,
-        ranks: Count,
-        ranks_per_node: Count | None = None,
-        network: Network | None = None,
+        self, op: str, nbytes: Bytes, ranks: Count, ranks_per_node: Count | None = None, network: Network | None = None
     ) -> Explained:
         return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
 

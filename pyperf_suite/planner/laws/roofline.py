@@ -53,11 +53,7 @@ def memory_bound_time(gpu: Gpu, nbytes: ArrayLike) -> Explained:
         raise UserError(f"An operator cannot move {np.min(size):g} bytes: give 0 bytes or more.")
     launch_s, share = MEASURED.get(spec.name, OTHERS)
     ideal = size / spec.memory_bytes_per_s
-    parts = {
-        "ideal": ideal,
-        "bandwidth": ideal * (1 / share - 1),
-        "launch": np.full_like(ideal, launch_s),
-    }
+    parts = {"ideal": ideal, "bandwidth": ideal * (1 / share - 1), "launch": np.full_like(ideal, launch_s)}
     seconds = np.asarray(sum(parts.values()))
     beyond = (size < FITTED_BYTES[0]) | (size > FITTED_BYTES[1]) | (spec.name not in MEASURED)
     ends = BAND.around(seconds, np.maximum(size, 1) / spec.l2_bytes)

@@ -25,9 +25,9 @@ def find_law(gpu: Gpu, law: str) -> tuple[Calibration, bool]:
     spec = spec_of(gpu)
     given, shipped = gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec.name)
     for own in (given, shipped):
-        if own is not None and own.has(law):
+        if own is not None and own.libraries(law):
             return own, True
-    known = {each.gpu: each for each in all_shipped() if each.has(law)}
+    known = {each.gpu: each for each in all_shipped() if each.libraries(law)}
     return known[nearest(spec, known).name], False
 
 

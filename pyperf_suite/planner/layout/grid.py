@@ -18,14 +18,7 @@ from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, USUAL, check_framework
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
-from pyperf_suite.planner.laws.training.offload import (
-    OFFLOADED_BY,
-    OFFLOADS,
-    Host,
-    Offload,
-    check_offload,
-    usual_host,
-)
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS, Host, Offload, check_offload, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 
 Column = NDArray[np.int64]
@@ -104,7 +97,6 @@ class Cluster:
 
     @property
     def hosted(self) -> Host:
-        """Each GPU's share of its host."""
         return self.host or usual_host(self.gpu)
 
 

@@ -81,7 +81,6 @@ class PredictedLayout:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
 
 
@@ -106,7 +105,6 @@ class Planned:
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
-        """Bytes on the fullest GPU."""
         return np.asarray(self.need.total)
 
     @functools.cached_property
@@ -158,7 +156,6 @@ class Planned:
         return places[np.sort(np.unique(columns, axis=0, return_index=True)[1])]
 
     def at(self, place: int) -> PredictedLayout:
-        """One layout, as plain numbers."""
         training, cluster = self.training, self.cluster
         plan = plan_at(training, cluster, self.grid, place)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
@@ -362,18 +359,7 @@ def rules(planned: Planned) -> Iterator[LayoutRule]:
 
 
 # As a layout is written, and the field of a `ParallelPlan` that each is.
-KEYS = {
-    "dp": "data",
-    "tp": "tensor",
-    "pp": "pipeline",
-    "vp": "chunks",
-    "cp": "context",
-    "ep": "expert",
-    "zero": "zero_stage",
-    "mb": "micro_batch",
-    "recompute": "recompute",
-    "offload": "offload",
-}
+KEYS = dict(zip(("dp", "tp", "pp", "vp", "cp", "ep", "zero", "mb", "recompute", "offload"), WRITTEN, strict=True))
 # Share of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the
 # model, that was predicted in the right order, by the predicted distance as a logarithm. With experts (27 pairs) errors
 # lie 2.8 times as far apart.

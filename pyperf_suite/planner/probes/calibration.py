@@ -80,7 +80,7 @@ def _call_of(case: Case) -> tuple[Callable[..., Any], tuple[str, ...], tuple[tup
 ROUND_M, ROUND_NK = 8, 64
 
 KV_RATIOS = (1, 4, 8)
-HEAD_DIMS = (64, 128)
+HEAD_DIMS, TOKENS, HEADS = (64, 128), (256, 8192), (8, 64)
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,6 @@ class AttentionSizes(Dimensions):
     head_dim: int
     seq: int
 
-    def parameters(self, **fields: Any) -> AttentionParameters:
-        """It as a case has it, with what else there is to choose."""
-        kv_heads = 0 if self.kv_heads == self.heads else self.kv_heads
-        sizes = (self.batch, self.heads, self.head_dim, self.seq)
-        return AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, **fields)
-
 
 def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
     """Return `count` different products, evenly over the logarithms of m, n and k inside the extent."""
@@ -127,16 +121,14 @@ def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
     return tuple(products)
 
 
-def spread_attentions(
-    count: int, tokens: tuple[int, int], heads: tuple[int, int], flop: float
-) -> tuple[AttentionSizes, ...]:
+def spread_attentions(count: int, flop: float) -> tuple[AttentionSizes, ...]:
     """Return `count` different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
     attentions: dict[AttentionSizes, None] = {}
     places = _lattice(5)
     while len(attentions) < count:
         place = next(places)
         ratio, head_dim = (of[int(each * len(of))] for of, each in ((KV_RATIOS, place[2]), (HEAD_DIMS, place[4])))
-        all_heads, seq = _between(*heads, place[1], ratio), _between(*tokens, place[0], ROUND_NK)
+        all_heads, seq = _between(*HEADS, place[1], ratio), _between(*TOKENS, place[0], ROUND_NK)
         shape = AttentionSizes(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
         pairs = int(visible_pairs(seq, seq, causal=True))
         if float(attention_flop(shape.batch, all_heads, head_dim, pairs)) <= flop:
@@ -180,8 +172,7 @@ class CalibrationAxes(AxisTable):
         (Shape(256, 256, 256),), cuda=by(spread_products(72, GPU_EXTENT), spread_products(160, GPU_EXTENT))
     )
     attention: tuple[AttentionSizes, ...] = by(
-        (AttentionSizes(1, 2, 2, 64, 128),),
-        cuda=by(spread_attentions(20, (256, 8192), (8, 64), 2e11), spread_attentions(40, (256, 8192), (8, 64), 4e11)),
+        (AttentionSizes(1, 2, 2, 64, 128),), cuda=by(spread_attentions(20, 2e11), spread_attentions(40, 4e11))
     )
     implementation: tuple[str, ...] = by(("torch",), cuda=("cublas",))
     dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
@@ -209,7 +200,10 @@ def sweep(axes: CalibrationAxes) -> Iterator[Case]:
     for shape, implementation, dtype, workers, mode in itertools.product(
         axes.attention, axes.attention_implementation, axes.dtype, axes.workers, axes.mode
     ):
-        yield Case("attention", shape.parameters(dtype=dtype, workers=workers), implementation, mode=mode)
+        kv_heads = 0 if shape.kv_heads == shape.heads else shape.kv_heads
+        sizes = (shape.batch, shape.heads, shape.head_dim, shape.seq)
+        p = AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, dtype=dtype, workers=workers)
+        yield Case("attention", p, implementation, mode=mode)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -217,7 +211,13 @@ def analyse(rows: Rows) -> Findings:
     if not rows:
         return Findings()
     kinds = grouped(sorted(rows, key=lambda row: (row.case.operator, row.p.dtype)), kind_of)
-    rates = [rate_remark(kind, members) for kind, members in kinds.items()]
+    rates = []
+    for kind, members in kinds.items():
+        by_rate = [row.reading.throughput for row in sorted(members, key=lambda row: row.reading.flop_per_s)]
+        median = Quantity(statistics.median(row.reading.flop_per_s for row in members), "TFLOP/s")
+        template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
+        least, most = by_rate[0], by_rate[-1]
+        rates.append(remark(template, count=len(members), kind_of=kind, least=least, most=most, median=median))
     gpu = gpu_of(rows.records[0].identity)
     if gpu is None:
         none = "No law is shipped for this device: these rates are all there is to say"
@@ -250,15 +250,6 @@ def ratio(row: Row) -> float:
 def kind_of(row: Row) -> str:
     """Name of the cases that one call of a law prices: `bfloat16 products`."""
     return f"{row.p.dtype} {'products' if row.case.operator == 'matmul' else 'attentions'}"
-
-
-def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
-    """Between which rates the rows of a kind lie."""
-    by_rate = sorted(rows, key=lambda row: row.reading.flop_per_s)
-    median = Quantity(statistics.median(row.reading.flop_per_s for row in rows), "TFLOP/s")
-    least, most = by_rate[0].reading.throughput, by_rate[-1].reading.throughput
-    template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
-    return remark(template, count=len(rows), kind_of=kind, least=least, most=most, median=median)
 
 
 def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:

@@ -48,7 +48,6 @@ class TimeBreakdown:
 
     @property
     def seconds(self) -> float:
-        """Time of all calls."""
         return sum(self.causes.values())
 
     @property
@@ -129,12 +128,7 @@ def _kept(setting: Setting, name: str, multiple: int) -> Setting | None:
 
 
 UNSURE = "within the laws' error"
-LAW_NAMES = {
-    "gemm": "products",
-    "attention": "attention",
-    "memory_bound": "memory bound",
-    "collective": "collectives",
-}
+LAW_NAMES = {"gemm": "products", "attention": "attention", "memory_bound": "memory bound", "collective": "collectives"}
 # A change of these makes another model; of the others, the same one in better sizes.
 CHANGE_THE_MODEL = ("layers", "kv_heads")
 
@@ -185,7 +179,6 @@ class Sizing:
         )
 
     def _repr_markdown_(self) -> str:
-        """The findings, as a notebook shows them."""
         from pyperf_suite.render.text import markdown_of
 
         return "\n".join(markdown_of(self.findings))

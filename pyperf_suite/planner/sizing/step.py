@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
@@ -229,11 +230,12 @@ class PricedPart:
 def price(parts: Sequence[KernelCall], prices: Prices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
-    requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...], bool], list[int]] = {}
-    for place, part in enumerate(parts):
-        stays_wide = part.wide and prices.wide is not prices
-        requested.setdefault((part.law, part.fixed, part.flags, stays_wide), []).append(place)
-    for (law, fixed, flags, stays_wide), places in requested.items():
+
+    def call_of(place: int) -> tuple[Any, ...]:
+        part = parts[place]
+        return part.law, part.fixed, part.flags, part.wide and prices.wide is not prices
+
+    for (law, fixed, flags, stays_wide), places in grouped(range(len(parts)), call_of).items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)

@@ -29,12 +29,7 @@ MOST_CONFIGURATIONS = 1000
 MOST_SEARCHED = 10_000
 # A study is a few numbers; a longer file is another one.
 LARGEST_BYTES = 1 << 20
-LIMITS = {
-    "steps": Within(2, 10_000),
-    "warm_up": Within(1, 10_000),
-    "experiments": Within(1, 100),
-    "seed": Within(),
-}
+LIMITS = {"steps": Within(2, 10_000), "warm_up": Within(1, 10_000), "experiments": Within(1, 100), "seed": Within()}
 
 MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
 # How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.

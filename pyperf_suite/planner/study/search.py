@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
@@ -89,7 +90,14 @@ class StudySearch:
 
     def run(self) -> Case | None:
         """The fastest configuration found; None if none fits."""
-        self.best = next(filter(self._fits, self._starts()), None)
+        for case in self._starts():
+            if not self.is_over_budget and case.case_id not in self._settled:
+                self._step += 1
+                self._experiment += 1
+                if not math.isnan(self._visit(case, START, START)):
+                    self.best = case
+                    break
+                self._settled.add(case.case_id)
         before = None
         while self.best is not None and self.best is not before and not self.is_over_budget:
             before = self.best
@@ -101,9 +109,7 @@ class StudySearch:
 
     def _starts(self) -> Iterator[Case]:
         """Yield a single replica of each TP and PP, the smallest first, that spares nothing; then the most sparing."""
-        cuts: dict[tuple[int, int], list[Case]] = {}
-        for case in self.cases:
-            cuts.setdefault((case.parameters.tensor, case.parameters.pipeline), []).append(case)
+        cuts = grouped(self.cases, lambda case: (case.parameters.tensor, case.parameters.pipeline))
         for sign in (1, -1):
             starts = [
                 min(similar, key=lambda case: (case.parameters.batch, *(sign * each for each in _sparing(case))))
@@ -113,23 +119,17 @@ class StudySearch:
             ways = (lambda case: case.parameters.tensor * case.parameters.pipeline, lambda case: case.parameters.tensor)
             yield from sorted(starts, key=lambda case: tuple(way(case) for way in ways))
 
-    def _fits(self, case: Case) -> bool:
-        if self.is_over_budget or case.case_id in self._settled:
-            return False
-        self._step += 1
-        self._experiment += 1
-        fits = not math.isnan(self._visit(case, START, START))
-        if not fits:
-            self._settled.add(case.case_id)
-        return fits
-
     def _candidates(self, axis: str, best: Case) -> list[Case]:
         """List what differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
-        similar: dict[Any, list[Case]] = {}
+        # Micro-batches of the same global batch follow from the rest.
+        names = [each.name for each in fields(best.parameters) if each.name != "micro_batches"]
+        changed = []
         for case in self.cases:
-            if axis in (changed := _differences(best, case)) and changed <= adapted:
-                similar.setdefault(getattr(case.parameters, axis), []).append(case)
+            differs = {name for name in names if getattr(best.parameters, name) != getattr(case.parameters, name)}
+            if axis in differs and differs <= adapted and case.implementation == best.implementation:
+                changed.append(case)
+        similar = grouped(changed, lambda case: getattr(case.parameters, axis))
         # Take, of cases with other micro-batches, the largest that is no larger than one that fit, else the smallest.
         most = best.parameters.batch
         cases = [
@@ -201,9 +201,7 @@ def search_steps(records: Iterable[Record]) -> list[SearchStep]:
     """The path of a search, from its records; none of a run that was no search."""
     latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
     cases = {record.case_id: record.parsed_case() for record in latest.values()}
-    steps: dict[int, list[Record]] = {}
-    for record in latest.values():
-        steps.setdefault(record.sampling["search"]["step"], []).append(record)
+    steps = grouped(latest.values(), lambda record: record.sampling["search"]["step"])
     return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
 
 
@@ -232,13 +230,6 @@ def _sparing(case: Case) -> tuple[int, ...]:
     """Rank by what a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
     p = case.parameters
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
-
-
-def _differences(case: Case, changed: Case) -> set[str]:
-    """Name what two configurations differ in; of the same global batch micro-batches follow from the rest."""
-    names = [each.name for each in fields(case.parameters) if each.name != "micro_batches"]
-    found = {name for name in names if getattr(case.parameters, name) != getattr(changed.parameters, name)}
-    return found | ({"implementation"} if case.implementation != changed.implementation else set())
 
 
 def _value(axis: str, case: Case) -> tuple[str, str]:

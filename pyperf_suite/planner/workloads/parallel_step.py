@@ -70,7 +70,12 @@ class ParallelSteps(RankSteps):
         self._seeded = self.data.seeded()
         self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._observed, self._steps = False, 0
-        self.kernel = Kernel("parallel_step", self._path, self._torch_details())
+        words = [self.data.path]
+        words += ["DTensor tensor parallel, sequence parallel"] if p.tensor > 1 else []
+        words += ["1F1B" if p.chunks == 1 else "interleaved 1F1B"] if p.pipeline > 1 else []
+        if p.dtype != "float32":
+            words += [f"{p.dtype} {'over float32 shards' if p.is_sharded else 'throughout'}"]
+        self.kernel = Kernel("parallel_step", ", ".join(words), self._torch_details())
 
     def poison(self, index: int | None = None) -> None:
         with self.torch.no_grad():
@@ -83,7 +88,9 @@ class ParallelSteps(RankSteps):
     def step(self) -> None:
         self._steps += 1
         self.data.clear()
-        with self._cuts.loss_cut_by_vocabulary(self._parameters):
+        # Logits cut by vocabulary are not gathered for their loss.
+        parallel: Any = importlib.import_module("torch.distributed.tensor.parallel")
+        with parallel.loss_parallel() if self._parameters.tensor > 1 else contextlib.nullcontext():
             if self._pipeline is not None:
                 self._pipeline.run(self._all_tokens, self._all_targets)
             else:
@@ -102,13 +109,19 @@ class ParallelSteps(RankSteps):
             f"the gradient of {name}": _whole(self.data.gradient(weight), self._where)
             for name, weight in self._named_weights()
         }
-        mine = (self._cuts.local(each) for each in self.data.weights)
-        same = self._parameters.is_sharded or same_on_all(mine, self._mesh["dp"].get_group(), self._where)
+        weights = (self._cuts.local(each) for each in self.data.weights)
+        same = self._parameters.is_sharded or same_on_all(weights, self._mesh["dp"].get_group(), self._where)
         wrong = ["updated weights differ between data-parallel ranks"] if not same else []
         checked = self.verdict(results, exact, scales, *wrong)
         if not self._observed:
-            self._observed = True
-            self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
+            self._observed, mine = True, self._allocations()
+            # The most of any rank of each figure, and under `rank_bytes` every rank's, in order.
+            row = self.torch.tensor(list(mine.values()), dtype=self.torch.int64, device=self._where)
+            rows = [self.torch.empty_like(row) for _ in range(self._parameters.ranks)]
+            self.torch.distributed.all_gather(rows, row)
+            columns = dict(zip(mine, self.torch.stack(rows).T.tolist(), strict=True))
+            most = {name: max(column) for name, column in columns.items()}
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **most, "rank_bytes": columns})
         return checked
 
     def close(self) -> None:
@@ -116,18 +129,7 @@ class ParallelSteps(RankSteps):
         self.parts, self._batches, self._seeded, self._due = [], [], [], None
         del self.data
 
-    @property
-    def _path(self) -> str:
-        p = self._parameters
-        words = [self.data.path]
-        words += ["DTensor tensor parallel, sequence parallel"] if p.tensor > 1 else []
-        words += ["1F1B" if p.chunks == 1 else "interleaved 1F1B"] if p.pipeline > 1 else []
-        if p.dtype != "float32":
-            words += [f"{p.dtype} {'over float32 shards' if p.is_sharded else 'throughout'}"]
-        return ", ".join(words)
-
     def _allocations(self) -> dict[str, int]:
-        """Bytes on this rank after an iteration, and the most that one more holds."""
         from pyperf_suite.workloads.training import held_bytes
 
         cuda, sizes = self.torch.cuda, self.data.allocated()
@@ -146,15 +148,6 @@ class ParallelSteps(RankSteps):
         sizes["peak_bytes"] = int(cuda.max_memory_allocated(self._where))
         sizes["reserved_bytes"] = int(cuda.max_memory_reserved(self._where))
         return sizes | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
-
-    def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
-        """The most of any rank of each figure, and under `rank_bytes` every rank's, in order."""
-        torch = self.torch
-        row = torch.tensor(list(mine.values()), dtype=torch.int64, device=self._where)
-        rows = [torch.empty_like(row) for _ in range(self._parameters.ranks)]
-        torch.distributed.all_gather(rows, row)
-        columns = dict(zip(mine, torch.stack(rows).T.tolist(), strict=True))
-        return {**{name: max(column) for name, column in columns.items()}, "rank_bytes": columns}
 
     def _own_parts(self) -> list[Any]:
         p = self._parameters

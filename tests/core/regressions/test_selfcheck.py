@@ -15,14 +15,17 @@ from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.render import text
 from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
-from tools.repeats import EVERY_PROBE, findings_of_repeats, records_of, spreads
 from tools.selfcheck import (
+    EVERY_PROBE,
     change_at,
+    findings_of_repeats,
     findings_of_selfcheck,
     make_comparisons,
     planned,
+    records_of,
     resumable,
     selfcheck_cases,
+    spreads,
     start,
 )
 

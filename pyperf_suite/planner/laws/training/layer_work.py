@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.laws.training.messages import exposed_comm_s
-from pyperf_suite.laws.transformer import (
-    PHASES,
-    ModelDimensions,
-    Sharding,
-    attention_call,
-    attention_calls,
-    products,
-)
+from pyperf_suite.laws.transformer import PHASES, ModelDimensions, Sharding, attention_call, attention_calls, products
 from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
@@ -162,7 +155,6 @@ class KernelCall:
     wide: bool = False
 
     def seconds(self, prices: Prices) -> Any:
-        """Seconds of all calls."""
         prices = prices.wide if self.wide else prices
         sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
         found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
