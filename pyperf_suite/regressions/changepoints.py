@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.record.interval import CONFIDENCE, Ratio
 from pyperf_suite.regressions.thresholds import MARGIN
@@ -184,9 +185,7 @@ def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, e
 
 def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one group; those too few for two levels are left out."""
-    members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups or [""] * count):
-        members.setdefault(group, []).append(index)
+    members = grouped(range(count), lambda index: groups[index] if groups else "")
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
@@ -207,19 +206,16 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least_log: float) -> tuple[
             # Half of the steps as large as the least effect are estimated smaller: steps within their error of it
             # count.
             is_real = abs(step.centre) + step.error >= least_log and step.p_value(0.0) < alpha
-            stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
+            # Two levels leave smaller squares than a straight line: a drift is no step.
+            near, places = cleaned[left:right], np.arange(right - left)
+            line = np.polyval(np.polyfit(places, near, 1), places)
+            is_sharp = np.sum((near - _levels(near, [start - left])) ** 2) <= np.sum((near - line) ** 2)
+            stands.append(is_real and bool(is_sharp))
         if all(stands):
             break
         weakest = min((position for position in range(len(starts)) if not stands[position]), key=effects.__getitem__)
         starts = _moved_to_best_places(cleaned, (*starts[:weakest], *starts[weakest + 1 :]))
     return starts
-
-
-def _is_sharp(values: Floats, start: int) -> bool:
-    """True if two levels leave smaller squares than a straight line: a drift is no step."""
-    places = np.arange(len(values))
-    line = np.polyval(np.polyfit(places, values, 1), places)
-    return bool(np.sum((values - _levels(values, [start])) ** 2) <= np.sum((values - line) ** 2))
 
 
 def _levels_around(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -275,8 +271,7 @@ def draw_in_outliers(values: Floats) -> Floats:
     medians = np.sort(windows, axis=1)[:, half]
     middle = np.concatenate([np.repeat(medians[0], half), medians, np.repeat(medians[-1], half)])
     reach = OUTLIER * max(float(np.median(np.abs(values - middle))) / MAD_OF_NORMAL, _noise_of_differences(values))
-    drawn: Floats = np.clip(values, middle - reach, middle + reach)
-    return drawn
+    return np.clip(values, middle - reach, middle + reach)
 
 
 def _levels(values: Floats, starts: Any) -> Floats:

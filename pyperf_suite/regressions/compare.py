@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes
 from pyperf_suite.regressions.stored.store import Side, Store
@@ -102,17 +103,17 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     """
     left_out, logs = set(without), [math.log(point.value) for point in series.points]
     kept = [index for index, point in enumerate(series.points) if point.run_id not in left_out]
-    by_group: dict[object, list[int]] = {}
-    for index in kept:
-        by_group.setdefault(series.groups[index], []).append(index)
-    groups = by_group.values()
+    groups = grouped(kept, series.groups.__getitem__).values()
     steps = _steps([[logs[index] for index in group] for group in groups])
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
     limit = max(SPOILT_SIGMA * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
     segments = [part for group in groups for part in _without_breaks(series, group, logs, limit)]
-    off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
+    off = [
+        [abs(log - statistics.median(part[max(0, at - 3) : at + 4])) for at, log in enumerate(part)]
+        for part in segments
+    ]
     spoilt = [far for part in off for far in part if far > limit]
     noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
     noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
@@ -144,10 +145,6 @@ def _without_breaks(
             parts.append([])
         parts[-1].append(logs[index])
     return parts
-
-
-def _median_near(logs: Sequence[float], at: int) -> float:
-    return statistics.median(logs[max(0, at - 3) : at + 4])
 
 
 def _around(
@@ -203,17 +200,12 @@ def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | Non
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
     if noise is None and len(parts) < 2:
         return LogDifference(centre, math.nan, math.inf)
-    tick = _tick_s([*old, *new])
-    # A time read to the next tick is off by up to half a tick, evenly.
+    # The clock's tick, of which all times are multiples to the picosecond: a time is off by up to half of one, evenly.
+    tick = min(COARSEST_TICK_S, math.gcd(*(round(seconds * 1e12) for seconds in (*old, *new))) * 1e-12)
     parts += [(tick**2 / 12 / statistics.median(side) ** 2, math.inf) for side in (old, new)]
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
     return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
-
-
-def _tick_s(seconds: Sequence[float]) -> float:
-    """The clock's tick, of which all times are multiples to the picosecond."""
-    return min(COARSEST_TICK_S, math.gcd(*(round(each * 1e12) for each in seconds)) * 1e-12)
 
 
 def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
@@ -232,13 +224,22 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     if not common:
         raise UserError(f"{old.name} and {new.name} have no benchmark in common: name two runs of the same probes.")
     sentinel = _sentinel_move(old, new)
-    return _as_a_suite(
-        [
-            _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
-            for key in common
-            if any(side.benchmarks[key].metrics or side.benchmarks[key].failed for side in (old, new))
-        ]
-    )
+    judged = [
+        _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
+        for key in common
+        if any(side.benchmarks[key].metrics or side.benchmarks[key].failed for side in (old, new))
+    ]
+    # Slower and faster stay only where they stand among all the others.
+    tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
+    adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
+    for number, judgement in enumerate(judged):
+        word, sentence = judgement.verdict, judgement.sentence
+        if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
+            sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
+            word = "undecided"
+        details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
+        judged[number] = replace(judgement, verdict=word, sentence=sentence, details=details)
+    return judged
 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
@@ -324,21 +325,6 @@ def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
     """True if a move of the machine by that logarithm, in the verdict's direction, may explain it."""
     nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
     return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
-
-
-def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
-    """The judgements with slower and faster only where they stand among all the others."""
-    tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
-    adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
-    adjusted_judgements = []
-    for number, judgement in enumerate(judged):
-        word, sentence = judgement.verdict, judgement.sentence
-        if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
-            sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
-            word = "undecided"
-        details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
-        adjusted_judgements.append(replace(judgement, verdict=word, sentence=sentence, details=details))
-    return adjusted_judgements
 
 
 def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:

@@ -60,7 +60,20 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
     """
     path = (folder or Path()) / "pyproject.toml"
     table = _table(path, TABLE)
-    return Thresholds() if table is None else _thresholds(path, table)
+    if table is None:
+        return Thresholds()
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {TABLE} is {table!r}, but is a table with {', '.join(_KEYS)}.")
+    unknown = [key for key in table if key not in _KEYS]
+    if unknown:
+        raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
+    margins = table.get("margins", {})
+    if not isinstance(margins, dict):
+        raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
+    return Thresholds(
+        _share(path, f"margin of [{TABLE}]", table.get("margin", MARGIN)),
+        {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
+    )
 
 
 def load_setting(name: str, default: bool) -> bool:
@@ -89,21 +102,6 @@ def _table(path: Path, name: str) -> Any:
     for part in name.split("."):
         table = table.get(part, {}) if isinstance(table, dict) else {}
     return table
-
-
-def _thresholds(path: Path, table: Any) -> Thresholds:
-    if not isinstance(table, dict):
-        raise UserError(f"{path}: {TABLE} is {table!r}, but is a table with {', '.join(_KEYS)}.")
-    unknown = [key for key in table if key not in _KEYS]
-    if unknown:
-        raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
-    margins = table.get("margins", {})
-    if not isinstance(margins, dict):
-        raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
-    return Thresholds(
-        _share(path, f"margin of [{TABLE}]", table.get("margin", MARGIN)),
-        {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
-    )
 
 
 def _share(path: Path, name: str, value: Any) -> float:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.probes import is_users
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.journal import placed_records
@@ -523,10 +524,9 @@ def confirm(
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
 
-    suites: dict[tuple[str, str, bool], list[Rerun]] = {}
-    for nomination, case in wanted:
-        commits = (nomination.change.commit_before, nomination.change.commit_after)
-        suites.setdefault((*commits, is_users(case.probe)), []).append((nomination, case))
+    suites = grouped(
+        wanted, lambda rerun: (rerun[0].change.commit_before, rerun[0].change.commit_after, is_users(rerun[1].probe))
+    )
     judgements: list[Judgement] = []
     for (before, after, _), members in suites.items():
         cases = [case for _, case in members]
@@ -536,7 +536,11 @@ def confirm(
             judgements += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
         decided = compare_arms(old, new, cases, device, rule, seed, **how)
-        judgements += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
+        for (nomination, _), rerun in zip(members, decided, strict=True):
+            history = nomination.judgement()
+            sentence = f"Rerun of both commits: {rerun.sentence} History: {nomination.sentence}"
+            details = {**rerun.details, "history": dict(history.details)}
+            judgements.append(replace(rerun, benchmark=history.benchmark, sentence=sentence, details=details))
     return judgements
 
 
@@ -547,14 +551,4 @@ def _not_rerun(nomination: Nomination, reason: str) -> Judgement:
         judgement,
         sentence=f"{judgement.sentence} It was not rerun: {reason.rstrip('.')}.",
         details={**judgement.details, "not_rerun": reason},
-    )
-
-
-def _joined(nomination: Nomination, decided: Judgement) -> Judgement:
-    history = nomination.judgement()
-    return replace(
-        decided,
-        benchmark=history.benchmark,
-        sentence=f"Rerun of both commits: {decided.sentence} History: {nomination.sentence}",
-        details={**decided.details, "history": dict(history.details)},
     )

@@ -414,9 +414,6 @@ class SequentialRule:
         given = self.looks != looks_up_to(self.max_pairs, self.alpha)
         return replace(self, alpha=alpha, looks=self.looks if given else ())
 
-    def is_look(self, pairs: int) -> bool:
-        return pairs in self.looks
-
     def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:
         """Return the alpha spending of a look at `pairs` pairs, of `alpha` and `alpha_equivalent`; each sums to 1.
 
@@ -438,7 +435,7 @@ class SequentialRule:
         """
         pairs = len(log_ratios)
         evidence = Pairs(log_ratios, *self.shares(pairs, final))
-        found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or self.is_look(pairs))
+        found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or pairs in self.looks)
         further = 0 if found.is_decided else self._further_pairs(log_ratios, evidence.centre)
         return replace(found, pairs=pairs, further_pairs=further)
 

@@ -110,7 +110,7 @@ class LiveComparison:
             return True
         next_s = self.spent_s + statistics.median([pair.seconds for pair in self.pairs[1:]] or [self.spent_s])
         final = len(self.pairs) >= self.rule.max_pairs or next_s > self.budget_s
-        if final or self.rule.is_look(len(self.pairs)):
+        if final or len(self.pairs) in self.rule.looks:
             self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
             return final or self.decision.is_decided
         return False
@@ -159,7 +159,15 @@ class LiveComparison:
     def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
         """The verdict with its details; `as_one_of_many` is the one that allows for the other cases of the suite."""
         if self.failure is not None:
-            return self._failed(self.failure)
+            arms, reasons = {"old": self.old, "new": self.new}, self.failure.reasons
+            sentence = "; ".join(
+                reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
+                for side, reason in reasons.items()
+            )
+            if self.failure.unsupported:
+                sentence = f"Nothing to compare with: {sentence}"
+            why = {"reasons": reasons, "unsupported": self.failure.unsupported}
+            return self._judgement("failed", None, sentence, why)
         if self.pairs[-1].static is not None:
             sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
             verdict, sentence, figures = judge_figures(*sides)
@@ -171,7 +179,7 @@ class LiveComparison:
         if verdict == "undecided" and decision.is_decided:
             sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
-        details = {
+        details: dict[str, Any] = {
             "p_value": decision.p_value,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
@@ -180,17 +188,6 @@ class LiveComparison:
             "machine": self._machine(),
         }
         return self._judgement(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
-
-    def _failed(self, failure: ArmFailed) -> Judgement:
-        arms = {"old": self.old, "new": self.new}
-        reasons = "; ".join(
-            reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
-            for side, reason in failure.reasons.items()
-        )
-        sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
-        return self._judgement(
-            "failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported}
-        )
 
     def _judgement(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
         common: dict[str, Any] = {

@@ -83,8 +83,7 @@ class Bench:
         try:
             os.environ.update(self._environment)
             ((what, arguments),) = request.items()
-            answer: dict[str, Any] = getattr(self, f"_{what}")(**arguments)
-            return answer
+            return getattr(self, f"_{what}")(**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
             if kind not in EXPECTED:

@@ -58,10 +58,6 @@ class Arm:
         # The build's needs may be found through the variable; an interpreter named by the user has its own.
         return ({} if self.build else {"PYTHONPATH": ""}) | dict(self.environment)
 
-    def is_from(self, package: str) -> bool:
-        """True if that folder of a `pyperf_suite` is the one this arm is to run."""
-        return self.build is None or Path(package).resolve().parent == self.build.resolve()
-
     def to_json(self) -> dict[str, object]:
         """Return the arm for a reader of the results; without paths, for those name people."""
         known = {"software": dict(self.software), "borrowed": list(self.borrowed)}
@@ -159,6 +155,7 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
     data = case.to_json()
     parameters = dict(data["parameters"])
     for name, value in fields.items():
+        present = getattr(case.parameters, name, None)
         if name == "implementation":
             data["implementation"] = value
         elif not hasattr(case.parameters, name):
@@ -166,24 +163,19 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
             raise UserError(f"{case.operator} has no field {name!r}: it has {known}.")
         elif name == "schedule" and "@" not in value:
             parameters[name] = f"{value}@{case.parameters.schedule.workers}"
+        elif isinstance(present, bool):
+            parameters[name] = Flag.parse(value).value
+        elif isinstance(present, int | float):
+            try:
+                parameters[name] = type(present)(value)
+            except ValueError:
+                raise UserError(f"{value!r} is not a number.") from None
         else:
-            parameters[name] = _typed(value, getattr(case.parameters, name))
+            parameters[name] = value
     changed = Case.from_json(data | {"parameters": parameters})
     changed.validate()
     # As it would be written: a value spelled in another way, or one that is the default, is the same case.
     return Case.from_json(changed.to_json() | {"parameters": encode_fields(changed.parameters)})
-
-
-def _typed(value: str, present: object) -> object:
-    """The value as the field holds it in JSON: numbers and truth values as such, else the text."""
-    if isinstance(present, bool):
-        return Flag.parse(value).value
-    if isinstance(present, int | float):
-        try:
-            return type(present)(value)
-        except ValueError:
-            raise UserError(f"{value!r} is not a number.") from None
-    return value
 
 
 def choose(cases: Sequence[PairedCase], pattern: str | None) -> list[PairedCase]:

@@ -139,7 +139,11 @@ def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
         with (folder / _LOCK).open("ab") as held:
             lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
-                _empty(folder)
+                for left in folder.iterdir():
+                    if left.is_dir() and not left.is_symlink():
+                        shutil.rmtree(left, ignore_errors=True)
+                    elif left.name != _LOCK:
+                        left.unlink()
                 begin_s = time.monotonic()
                 failure = make(folder, folder / _LOG)
                 if not failure:
@@ -219,14 +223,6 @@ def interpreter_key() -> str:
     compilers = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "CFLAGS", "PYPERF_SANITIZE")]
     parts = "\0".join([os.path.realpath(sys.executable), sys.version, platform.machine(), *compilers])
     return f"{sys.implementation.cache_tag}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
-
-
-def _empty(folder: Path) -> None:
-    for left in folder.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        elif left.name != _LOCK:
-            left.unlink()
 
 
 def _reason(output: bytes) -> str:

@@ -231,7 +231,8 @@ def _prepared(
                 except WorkerLost as lost:
                     answers[side] = {"outcome": "failed", "reason": str(lost)}
     for side, answer in answers.items():
-        if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
+        build = arms[side].build
+        if answer["outcome"] == "ok" and build and Path(answer["package"]).resolve().parent != build.resolve():
             answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
     bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
     if bad:
@@ -298,8 +299,7 @@ class _Turns:
         answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})
         if answer.get("clock_hz"):
             self._clocks[side].append(answer["clock_hz"])
-        seconds: list[float] = answer["seconds"]
-        return seconds
+        return answer["seconds"]
 
     def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._workers[side]

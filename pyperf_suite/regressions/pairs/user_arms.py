@@ -198,8 +198,11 @@ def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
             logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
-        if not _is_compiled(tree):
-            return ""
+        files = [tree / name for name in ("setup.py", "pyproject.toml")]
+        asks = any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists())
+        backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
+        if not asks and backend.split(".")[0] in _PURE_BACKENDS:
+            return ""  # its modules can be imported as they are
         library = str(folder / "lib")
         if "build-system" not in _settings(tree):
             steps = ["build", "--build-base", str(Path(work) / "base"), "--build-lib", library]
@@ -222,15 +225,6 @@ def _installer(python: str) -> list[str]:
 
 def _python_of(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
-
-
-def _is_compiled(tree: Path) -> bool:
-    """True if the tree must be built before its modules can be imported."""
-    files = [tree / name for name in ("setup.py", "pyproject.toml")]
-    if any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists()):
-        return True
-    backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
-    return backend.split(".")[0] not in _PURE_BACKENDS
 
 
 def _settings(tree: Path) -> dict[str, Any]:
@@ -271,21 +265,17 @@ def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: S
 def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:
     """The arm, judged by this code, whose kernel process runs under `python` with `path` in front.
 
-    Raises UserError where the interpreter does not run.
+    Raises UserError where the interpreter does not run, or is too old for a kernel process.
     """
     # This interpreter's kernels get its own variable, which may find more; another interpreter has its own.
     own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
-    return replace(arm, build=this_code("").build, environment=environment, software=_software(python))
-
-
-def _software(python: Path) -> dict[str, Any]:
-    """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
     numbers, packages = described(python)
     version = ".".join(map(str, numbers))
     if numbers[:2] < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UserError(f"{python} is Python {version}, and kernels run in {oldest} or newer: name another.")
-    return {"python": version, "packages": packages}
+    software = {"python": version, "packages": packages}
+    return replace(arm, build=this_code("").build, environment=environment, software=software)

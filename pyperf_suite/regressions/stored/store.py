@@ -14,12 +14,13 @@ import json
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.journal import is_being_written
 from pyperf_suite.regressions.stored.series import (
     TIME,
@@ -102,15 +103,22 @@ class Store:
 
         `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
         """
-        cases: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
-        for one in self.of_machine(machine):
-            cases[one.machine, one.probe, one.case_id].append(one)
-        series = [
-            each
-            for runs in cases.values()
-            for each in _series_of(runs)
-            if selects(pattern, each.probe, each.title, each.case_id)
-        ]
+        cases = grouped(self.of_machine(machine), lambda run: (run.machine, run.probe, run.case_id))
+        series = []
+        for runs in cases.values():
+            in_order = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]  # a copy of a run counts once
+            failed_runs = tuple(run.run_id for run in in_order if run.failed and not run.metrics)
+            by_metric: dict[str, list[Measured]] = defaultdict(list)
+            for run in in_order:
+                for metric in run.metrics:
+                    by_metric[metric].append(run)
+            for metric, having in by_metric.items():
+                points = having if metric == TIME else [run.figure(metric) for run in having]
+                last = having[-1]
+                names = (last.machine, last.probe, last.case_id, last.label)
+                unit = "s" if metric == TIME else last.exact[metric][0]
+                series.append(BenchmarkSeries(*names, unit, tuple(points), metric, last.kind, failed_runs))
+        series = [each for each in series if selects(pattern, each.probe, each.title, each.case_id)]
         return sorted(series, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
     def journals(self) -> dict[tuple[str, str], Path]:
@@ -143,30 +151,6 @@ def _without_collecting() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
-
-
-def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
-    """The series of each metric that some run of the case measured, of runs in their order."""
-    in_order = [*{one.run_id: one for one in reversed(runs)}.values()][::-1]  # a copy of a run counts once
-    failed_runs = tuple(one.run_id for one in in_order if one.failed and not one.metrics)
-    by_metric: dict[str, list[Measured]] = defaultdict(list)
-    for one in in_order:
-        for metric in one.metrics:
-            by_metric[metric].append(one)
-    series = []
-    for metric, having in by_metric.items():
-        last = having[-1]
-        series.append(
-            BenchmarkSeries(
-                *(last.machine, last.probe, last.case_id, last.label),
-                "s" if metric == TIME else last.exact[metric][0],
-                tuple(having if metric == TIME else [one.figure(metric) for one in having]),
-                metric,
-                last.kind,
-                failed_runs,
-            )
-        )
-    return series
 
 
 class SummaryCache:
