@@ -31,7 +31,7 @@ from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, pla
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import leave_launch, rank_environment
 from pyperf_suite.regressions.thresholds import load_setting
-from pyperf_suite.render.run_report import report_run, run_as_json, run_as_markdown
+from pyperf_suite.render.run_report import findings_of, markdown_of_run, report_run, run_as_json
 from pyperf_suite.runner.plan import (
     Outlook,
     Plan,
@@ -180,7 +180,8 @@ class Run:
 
     def as_markdown(self) -> str:
         """The same as Markdown, without pictures."""
-        return run_as_markdown(self.session.folder, list(self.session.records), self.find)
+        records = list(self.session.records)
+        return markdown_of_run(findings_of(records, self.find), records, self.session.folder, [])
 
     def as_json(self, **extra: Any) -> str:
         """The same as JSON."""

@@ -315,20 +315,13 @@ class Findings:
 
 def findings(*parts: Remark | ClaimVerdict | Table | Figure | Document | Iterable[Any] | None) -> Findings:
     """Whatever was found, sorted by kind; None and tables without rows are left out, what is iterable is unpacked."""
-    remarks: list[Remark | ClaimVerdict] = []
-    tables: list[Table] = []
-    figures: list[Figure] = []
-    documents: list[Document] = []
-    for part in _flat(parts):
-        if isinstance(part, Remark | ClaimVerdict):
-            remarks.append(part)
-        elif isinstance(part, Table):
-            tables += [part] if part.rows else []
-        elif isinstance(part, Figure):
-            figures.append(part)
-        else:
-            documents.append(part)
-    return Findings(tuple(remarks), tuple(tables), tuple(figures), tuple(documents))
+    flat = list(_flat(parts))
+    return Findings(
+        tuple(part for part in flat if isinstance(part, Remark | ClaimVerdict)),
+        tuple(part for part in flat if isinstance(part, Table) and part.rows),
+        tuple(part for part in flat if isinstance(part, Figure)),
+        tuple(part for part in flat if isinstance(part, Document)),
+    )
 
 
 def _flat(parts: Iterable[Any]) -> Iterable[Any]:

@@ -54,8 +54,7 @@ class Row(Generic[Parameters]):
     @property
     def p(self) -> Parameters:
         """The parameters of its case."""
-        found: Parameters = self.reading.case.parameters
-        return found
+        return self.reading.case.parameters
 
     @property
     def implementation(self) -> str:

@@ -213,22 +213,18 @@ def _vertical(charts: Sequence[Chart]) -> dict[str, Any]:
     if values and min(values) > 0 and max(values) > WIDE * min(values):
         margin = (max(values) / min(values)) ** _MARGIN
         return {"y_log": True, "y_range": (min(values) / margin, max(values) * margin)}
-    return {"y_log": False, "y_range": _y_range(charts)}
-
-
-def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
-    """From zero, or below where values are, to a little above the highest; few values close together from near them."""
+    # From zero, or below where values are, to a little above the highest; few values close together from near them.
     traces = [trace for chart in charts for trace in chart.traces]
-    values = [value for trace in traces for value in trace.y]
     ends = [end for trace in traces for end in (*trace.low, *trace.high) if math.isfinite(end)]
     low, high = min([0.0, *values]), max([0.0, *values])
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
     top = top * _HEADROOM if top - high <= _WHISKER_SHARE * height else high + _ENDS_AT * height
     if values and len({x for trace in traces for x in trace.x}) <= _MAX_PLACES and bottom > _LOW_SHARE * high > 0:
-        return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
+        return {"y_log": False, "y_range": (bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top)}
     bottom = min(0.0, bottom)
-    return bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _ENDS_AT * height, top or 1.0
+    bottom = bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _ENDS_AT * height
+    return {"y_log": False, "y_range": (bottom, top or 1.0)}
 
 
 def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:

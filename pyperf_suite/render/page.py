@@ -33,7 +33,6 @@ from pyperf_suite.render.text import plain
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import BenchmarkSeries
-    from pyperf_suite.regressions.tracking import Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -93,8 +92,7 @@ def draw_page(
         "version": __version__,
         "plotly": packed_plotly(),
     }
-    page: str = environment().get_template("page.html.j2").render(content)
-    return page
+    return environment().get_template("page.html.j2").render(content)
 
 
 def _machine(
@@ -108,6 +106,12 @@ def _machine(
     sources: list[ReadRun | OtherRecord] = [*runs, *others]
     machine = sources[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
+    # Sections of one probe in several runs are numbered, for the contents.
+    numbers, listed = Counter[str](), list[Section]()
+    for section in (*sections, *map(_other, others)):
+        numbers[section.title] += 1
+        number = f" ({numbers[section.title]})" if numbers[section.title] > 1 else ""
+        listed.append(replace(section, title=section.title + number))
     verdicts = [(each, section) for section in sections for each in section.findings.verdicts]
     summary = [*failed, *summary_of({probe: section.findings for probe, section in by_probe.items()})]
     return {
@@ -116,7 +120,7 @@ def _machine(
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered([*sections, *map(_other, others)]), lambda section: section.topic),
+        "topics": grouped(listed, lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "days": sorted(each.started_at[:10] for each in sources),
@@ -182,6 +186,11 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
     run, name = choice.run, choice.probe
     probe = find(name) if is_known(name) else None
     findings = Findings(tuple(about_the_cases(records))) + findings_of(name, records, find)
+    # Each reason once, the most frequent first.
+    reasons = grouped((each for each in records if each.outcome != "ok"), lambda each: (each.outcome, each.reason))
+    ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_REASONS]
+    rows = tuple((outcome, len(same), reason, label_of(same[0].case)) for (outcome, reason), same in ordered)
+    columns = tuple(map(Heading, ("outcome", "trials", "reason", "the first of them")))
     return Section(
         anchor("probe", name, run.run_id, run.machine),
         getattr(probe, "heading", "") or name.replace("_", " ").capitalize() or "Unnamed probe",
@@ -191,7 +200,7 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
         name,
         figures=tuple(map(page_figure, findings.figures[:_MOST_FIGURES])),
         figures_left_out=max(0, len(findings.figures) - _MOST_FIGURES),
-        missing=_missing(records),
+        missing=Table("What was not measured, and why", columns, rows) if rows else None,
         command=command_of(name, run.manifest, records[0].profile),
         place=run.place,
         chosen=choice,
@@ -224,26 +233,6 @@ def _as_measured(records: Sequence[Record], notice: Remark) -> Findings:
     return Findings((notice,), (table("Cases as measured", columns, timed),) if timed else ())
 
 
-def _missing(records: Sequence[Record]) -> Table | None:
-    """Why cases failed or are unsupported, each reason once, the most frequent first."""
-    reasons = grouped((each for each in records if each.outcome != "ok"), lambda each: (each.outcome, each.reason))
-    ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_REASONS]
-    rows = tuple((outcome, len(held), reason, label_of(held[0].case)) for (outcome, reason), held in ordered)
-    columns = tuple(map(Heading, ("outcome", "trials", "reason", "the first of them")))
-    return Table("What was not measured, and why", columns, rows) if rows else None
-
-
-def _numbered(sections: Iterable[Section]) -> list[Section]:
-    """Number the sections of one probe in several runs, for the contents."""
-    seen: Counter[str] = Counter()
-    found = []
-    for section in sections:
-        seen[section.title] += 1
-        number = seen[section.title]
-        found.append(replace(section, title=f"{section.title} ({number})") if number > 1 else section)
-    return found
-
-
 # The section of history: what changed from run to run, and the series in which one sees it.
 
 # Drawn one by one: those with changes first, then those of most points.
@@ -265,7 +254,10 @@ def _history(results: Results, machine: str) -> Section | None:
             return None
         # Machine code has thousands of figures, and a constant one takes as long to search.
         tracked = track([each for each in repeated if not (each.kind == "static" and len(set(each.values)) == 1)])
-        series = _worth_drawing(tracked, repeated)
+        changed = [each.series for each in (*tracked.current, *tracked.of_the_machine, *tracked.earlier)]
+        long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
+        in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
+        drawn = list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
     except UserError as reason:
         return replace(section, findings=Findings((remark("{said}", said=str(reason)),)))
     changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in tracked.current]
@@ -281,18 +273,11 @@ def _history(results: Results, machine: str) -> Section | None:
         section,
         question="What changed from run to run, when, and with which commits?",
         findings=Findings(tuple(changes)),
-        figures=tuple(map(_drawn, series)),
+        figures=tuple(map(_drawn, drawn)),
         notes=(note, *tracked.notes),
         command=f"pyperf-suite track --machine {machine}",
         place=f"{machine}/*/records.jsonl",
     )
-
-
-def _worth_drawing(tracked: Tracked, repeated: Sequence[BenchmarkSeries]) -> list[BenchmarkSeries]:
-    changed = [each.series for each in (*tracked.current, *tracked.of_the_machine, *tracked.earlier)]
-    long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
-    in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
-    return list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
 
 
 def _drawn(series: BenchmarkSeries) -> PageFigure:
@@ -401,10 +386,6 @@ def coded(words: Any) -> Any:
     return Markup(re.sub("`([^`\n]+)`", r"<code>\1</code>", str(escape(printable(str(words))))))
 
 
-def _in_code(write: Callable[..., str]) -> Callable[..., Any]:
-    return lambda item: coded(write(item))
-
-
 @cache
 def environment() -> Any:
     """jinja2 with the page's filters. Raises UserError if it is not installed."""
@@ -427,7 +408,7 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     sentences: tuple[Callable[..., str], ...] = (text.sentence, text.measured, text.in_words, text.point)
-    jinja.filters |= {each.__name__: _in_code(each) for each in sentences}
+    jinja.filters |= {each.__name__: lambda item, write=each: coded(write(item)) for each in sentences}
     jinja.filters |= {each.__name__: each for each in (text.written, by_claim, coded, counted)}
     jinja.filters["island"] = lambda data: Markup(island(data))
     jinja.tests["remark"] = lambda each: isinstance(each, Remark)

@@ -100,12 +100,10 @@ def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = 
     return as_text({**as_document(findings, records, folder), **extra})
 
 
-def run_as_markdown(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe) -> str:
-    """The content of findings.md, without the pictures that lie next to it."""
-    return _page(findings_of(records, find), records, folder, [])
-
-
-def _page(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder, drawn: Sequence[Path]) -> str:
+def markdown_of_run(
+    findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder, drawn: Sequence[Path]
+) -> str:
+    """The content of findings.md, with the pictures that were drawn next to it."""
     profiles = {record.probe: record.profile for record in records}
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
     summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings, records))]
@@ -117,7 +115,7 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
     written = draw_all(findings, folder.path)
     texts = {
-        "findings.md": _page(findings, records, folder, written),
+        "findings.md": markdown_of_run(findings, records, folder, written),
         FILE: as_text(as_document(findings, records, folder)),
         **{document.name: document.text for found in findings.values() for document in found.documents},
     }

@@ -191,21 +191,16 @@ def print_remarks_and_tables(
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
-            _print_claim(console, *each, more, most_verdicts)
+            claim, verdicts = each
+            say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
+            for outcome, same in grouped(verdicts, lambda verdict: verdict.outcome).items():
+                most = len(same) if most_verdicts is None or len(same) == most_verdicts + 1 else most_verdicts
+                for verdict in same[:most]:
+                    say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
+                if same[most:]:
+                    say(console, "      [dim]…[/]", f"{outcome} in {len(same) - most} more cases: {more} shows all")
     for table in shown.tables:
         print_table(console, table, more)
-
-
-def _print_claim(
-    console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict], more: str, most_verdicts: int | None
-) -> None:
-    say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
-    for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
-        most = len(held) if most_verdicts is None or len(held) == most_verdicts + 1 else most_verdicts
-        for verdict in held[:most]:
-            say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
-        if held[most:]:
-            say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: {more} shows all")
 
 
 def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = SHOW_ALL) -> None:

@@ -250,24 +250,21 @@ def markdown_page(
 
 def markdown_of(findings: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
-    lines = [*_markdown_remarks(findings.remarks), ""]
+    lines = []
+    for each in by_claim(findings.remarks):
+        if isinstance(each, Remark):
+            lines.append(f"- {'Caution: ' if each.kind == 'caution' else ''}{markdown_escape(sentence(each))}")
+        else:
+            claim, verdicts = each
+            lines.append(f"- Claim: {markdown_escape(in_words(claim))}")
+            lines += [f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts]
+    lines.append("")
     for figure in findings.figures:
         if figure.name in drawn:
             lines += [f"![{markdown_escape(figure.title)}]({drawn[figure.name]})", ""]
-    for each in findings.tables:
-        lines += [*markdown_table(each), ""]
+    for table in findings.tables:
+        lines += [*markdown_table(table), ""]
     return lines
-
-
-def _markdown_remarks(of: Iterable[Remark | ClaimVerdict]) -> Iterator[str]:
-    """A list; the verdicts on one claim below it."""
-    for each in by_claim(of):
-        if isinstance(each, Remark):
-            yield f"- {'Caution: ' if each.kind == 'caution' else ''}{markdown_escape(sentence(each))}"
-        else:
-            claim, verdicts = each
-            yield f"- Claim: {markdown_escape(in_words(claim))}"
-            yield from (f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts)
 
 
 def markdown_table(table: Table) -> list[str]:
