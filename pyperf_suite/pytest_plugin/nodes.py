@@ -59,23 +59,19 @@ def nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
     """
     first_of: dict[tuple[str, str], pytest.Item] = {}
     firsts = {item.nodeid: first_of.setdefault((_name_of(item), _id_of(item)), item).nodeid for item in items}
-    nodes = _nodes_of(list(first_of.values()))
-    return {nodeid: nodes[first] for nodeid, first in firsts.items()}
-
-
-def _nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
-    lengths = _lengths(items)
-    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in items}
+    tests = list(first_of.values())
+    lengths = _lengths(tests)
+    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in tests}
     similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
     nodes = {}
-    for item in items:
+    for item in tests:
         name, values, unnamed = described[item.nodeid]
         if similar[name, tuple(sorted(values.items()))] > 1:
             values, numbered = _parametrisation(item, lengths, by_text=False)
             values |= {"id": f"[{_id_of(item)}]"}
             unnamed = tuple(dict.fromkeys((*unnamed, *numbered)))
         nodes[item.nodeid] = Node(item.nodeid, name, find_workload(name).type_for(values)(**values), item.path, unnamed)
-    return nodes
+    return {nodeid: nodes[first] for nodeid, first in firsts.items()}
 
 
 def _name_of(item: pytest.Item) -> str:
@@ -139,19 +135,16 @@ def _parametrisation(
     for name, index in indices.items():
         value = item.callspec.params[name]
         text = text_of(value, item.module.__name__)
-        if (text is None or not by_text) and _is_numbered(item.callspec.id, name, index, value):
+        # As `t0` or `<lambda>1`: nobody gave the value an id.
+        numbered = rf"{re.escape(name)}{index}|{re.escape(getattr(value, '__name__', name))}_?\d*"
+        is_numbered = not isinstance(value, str) and re.search(rf"(^|-)({numbered})(-|$)", item.callspec.id)
+        if (text is None or not by_text) and is_numbered:
             unnamed.append(name)
             text = f"{type(value).__qualname__}#{index + 1}/{lengths[_name_of(item), name]}"
         if text is not None:
             values[name] = text
     has_all = len(values) == len(indices)
     return values if has_all else values | {"id": _id_of(item)}, tuple(unnamed)
-
-
-def _is_numbered(item_id: str, name: str, index: int, value: Any) -> bool:
-    """True if pytest numbered the value, as `t0` or `<lambda>1`: nobody gave it an id."""
-    made = rf"{re.escape(name)}{index}|{re.escape(getattr(value, '__name__', name))}_?\d*"
-    return not isinstance(value, str) and re.search(rf"(^|-)({made})(-|$)", item_id) is not None
 
 
 def text_of(value: Any, module: str = "") -> Scalar | None:

@@ -109,7 +109,9 @@ class Children:
 
     def _start(self) -> PytestProcess:
         try:
-            self._process = PytestProcess(self._command(), {CHILD: json.dumps(self._handed_on())})
+            # Options that plugins of the session drew, which each process would draw anew.
+            drawn = {name: value for name, value in vars(self._config.option).items() if name in DRAWN}
+            self._process = PytestProcess(self._command(), {CHILD: json.dumps(drawn)})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None
@@ -118,10 +120,6 @@ class Children:
                 f"A fresh pytest process, in which tests are measured, could not be started: {what}"
             ) from None
         return self._process
-
-    def _handed_on(self) -> dict[str, Any]:
-        """Options that plugins of the session drew, which each process would draw anew."""
-        return {name: vars(self._config.option)[name] for name in DRAWN if name in vars(self._config.option)}
 
     def _command(self) -> tuple[str, ...]:
         """This session's own, but for the folders that pytest writes to."""
