@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
     from pyperf_suite.regressions.pairs.live_pair import Pair
     from pyperf_suite.regressions.verdict import Judgement
-    from pyperf_suite.run import RunRequest
     from pyperf_suite.runner.plan import PlannedCase
 
 # The cases of the probes, with the profile, the device and the axes that were given.
@@ -125,6 +124,7 @@ def ab(
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
     from pyperf_suite.run import RunRequest, begin_audit, progress_on
     from pyperf_suite.runner.plan import in_words
+    from pyperf_suite.workloads import find_workload
 
     begin_audit(audit)
     where = resolve(device)
@@ -133,9 +133,13 @@ def ab(
 
     def planned(names: Sequence[str]) -> list[PlannedCase]:
         begin_s = time.monotonic()
-        found = _planned(RunRequest(profile=profile, device=device, axes=axes), names)
+        requested = RunRequest(profile=profile, device=device, axes=axes).planned(names)
+        alone = [each for each in requested if not find_workload(each.case.operator).ranks(each.case.parameters)]
+        if not alone:
+            probe_names = ", ".join(dict.fromkeys(each.probe for each in requested))
+            raise UserError(f"{probe_names} measures groups of processes, which cannot take turns in pairs: use run.")
         planned_s.append(time.monotonic() - begin_s)
-        return found
+        return alone
 
     console = Console(stderr=True, emoji=False)
     say: Say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -218,18 +222,6 @@ def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]], say: 
                 say(f"Preparing {requested} for {in_words(time.monotonic() - begin_s)}{before}")
             arms[requested] = making.result()
     return arms[old], arms[new]
-
-
-def _planned(request: RunRequest, probes: Sequence[str]) -> list[PlannedCase]:
-    """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.workloads import find_workload
-
-    planned = request.planned(probes)
-    alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
-    if not alone:
-        names = ", ".join(dict.fromkeys(each.probe for each in planned))
-        raise UserError(f"{names} measures groups of processes, which cannot take turns in pairs: use run.")
-    return alone
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:
