@@ -304,7 +304,16 @@ class ChildProcess:
                 continue
             self._bound_log()
             if self._is_bounded:
-                self._bound_memory()
+                # The search for its children takes long.
+                if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
+                    self._watched, self._looked_s = self._family(), time.monotonic()
+                resident = 0
+                for each in self._watched:
+                    with contextlib.suppress(psutil.Error):
+                        resident += each.memory_info().rss
+                if resident > self._memory_bytes:
+                    words = f"took {resident / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free"
+                    raise self.lost("memory", words)
             last, progress = progress, self.progress()
             if progress != last:
                 self.deadline_in(self._deadline_s)
@@ -312,18 +321,6 @@ class ChildProcess:
                 raise self.lost(HUNG, f"did not answer within {self._deadline_s:.3g} s and was ended")
         line, _, self._unread = self._unread.partition(b"\n")
         return line
-
-    def _bound_memory(self) -> None:
-        # The search for its children takes long.
-        if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
-            self._watched, self._looked_s = self._family(), time.monotonic()
-        held = 0
-        for each in self._watched:
-            with contextlib.suppress(psutil.Error):
-                held += each.memory_info().rss
-        if held > self._memory_bytes:
-            words = f"took {held / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free"
-            raise self.lost("memory", words)
 
     def _bound_log(self) -> None:
         if os.fstat(self._log.fileno()).st_size > LARGEST_LOG_BYTES:

@@ -73,7 +73,27 @@ class Leaf:
 
     def room(self, layout: str = "") -> Any:
         """Memory of the same layout, or of one of LAYOUTS, on the same device, elsewhere; plain data is in its slot."""
-        return None if self.kind == "plain" else _like(self.value, self.spec, layout)
+        if self.kind == "plain":
+            return None
+        value, spec = self.value, self.spec
+        shape, skipped = spec["shape"], int(layout == UNALIGNED)
+        strides = [stride * (2 if layout == STRIDED else 1) for stride in spec["strides"]]
+        reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+        before = -sum(each for each in reach if each < 0)
+        count = before + sum(each for each in reach if each > 0) + 1 + skipped
+        if spec["library"] == "torch":
+            torch = sys.modules["torch"]
+            base = torch.zeros(count, dtype=value.dtype, device=value.device)
+            view = base.as_strided(shape, strides, skipped)
+            if type(value) is torch.nn.Parameter:
+                return torch.nn.Parameter(view, requires_grad=spec["grad"])
+            return view.requires_grad_(spec["grad"]) if spec["grad"] else view
+        numpy = sys.modules["numpy"]
+        if value.flags.c_contiguous and not layout:
+            return numpy.zeros(value.shape, value.dtype)
+        base = numpy.zeros(count, value.dtype)
+        steps = [stride * value.itemsize for stride in strides]
+        return numpy.lib.stride_tricks.as_strided(base[before + skipped :], shape, steps, writeable=True)
 
     def write(self, file: Any, value: Any = None) -> None:
         """The values, contiguous, at the file's place for them."""
@@ -233,28 +253,6 @@ def lay_out(specs: Sequence[dict[str, Any]]) -> int:
             spec["offset"] = end
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
     return end
-
-
-def _like(value: Any, spec: Mapping[str, Any], layout: str = "") -> Any:
-    """An array of that layout, so that a transposed input stays one; or with gaps, or where memory is not aligned."""
-    shape, skipped = spec["shape"], int(layout == UNALIGNED)
-    strides = [stride * (2 if layout == STRIDED else 1) for stride in spec["strides"]]
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
-    before = -sum(each for each in reach if each < 0)
-    count = before + sum(each for each in reach if each > 0) + 1 + skipped
-    if spec["library"] == "torch":
-        torch = sys.modules["torch"]
-        base = torch.zeros(count, dtype=value.dtype, device=value.device)
-        made = base.as_strided(shape, strides, skipped)
-        if type(value) is torch.nn.Parameter:
-            return torch.nn.Parameter(made, requires_grad=spec["grad"])
-        return made.requires_grad_(spec["grad"]) if spec["grad"] else made
-    numpy = sys.modules["numpy"]
-    if value.flags.c_contiguous and not layout:
-        return numpy.zeros(value.shape, value.dtype)
-    base = numpy.zeros(count, value.dtype)
-    steps = [stride * value.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(base[before + skipped :], shape, steps, writeable=True)
 
 
 def _contiguous(value: Any) -> Any:

@@ -130,8 +130,7 @@ class PartStopwatch:
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
-        seconds: list[float] = self._launches.time(first, samples, launches_per_sample)[0]
-        return seconds
+        return self._launches.time(first, samples, launches_per_sample)[0]
 
 
 class UserChecks(Checks):

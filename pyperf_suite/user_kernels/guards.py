@@ -69,10 +69,7 @@ class Guards:
     A module that is imported later is remembered as it is when its import ends, before whoever imports it sees it.
     """
 
-    def __init__(
-        self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, exempt: Sequence[str] = ("pyperf_suite", "__main__")
-    ) -> None:
-        self._guarded, self._exempt = guarded, tuple(exempt)
+    def __init__(self) -> None:
         self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
         self._methods: list[tuple[type, frozenset[str]]] = []
         self._modules: dict[str, ModuleType] = {}
@@ -109,8 +106,9 @@ class Guards:
             ]
         return changed + sorted(f"torch.ops.{each}" for each in _operators() - (self._operators or _operators()))
 
-    def _is_guarded(self, name: str) -> bool:
-        return name in self._guarded or name.partition(".")[0] in self._exempt
+    @staticmethod
+    def _is_guarded(name: str) -> bool:
+        return name in GUARDED or name.partition(".")[0] in ("pyperf_suite", "__main__")
 
     def _remember_when_executed(self, spec: ModuleSpec) -> None:
         loader = spec.loader
@@ -128,7 +126,7 @@ class Guards:
         if not self._is_guarded(name) or not isinstance(module, ModuleType):
             return
         self._modules[name] = module
-        for path in self._guarded.get(name) or _callables(module):
+        for path in GUARDED.get(name) or _callables(module):
             if f"{name}.{path}" in _REPLACED_BY_TORCH:
                 continue
             *outer, attribute = path.split(".")

@@ -83,8 +83,7 @@ class UserFile:
         """Answer a request with its result, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
         name = request.pop("do")
         try:
-            found: dict[str, Any] = getattr(self, f"_{name}")(**request)
-            return found
+            return getattr(self, f"_{name}")(**request)
         except UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
             return {"error": str(reported), "reason": reported.reason, **place}

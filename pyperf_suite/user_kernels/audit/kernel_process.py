@@ -110,7 +110,12 @@ def work() -> None:
     """Answer requests until there are no more."""
     requests = Requests()
     _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
-    _be_the_first_to_go()
+    try:
+        # This process is ended, and not the judge, where memory runs out.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
     process = AuditedCase()
     for request in requests:
         requests.answer(process.answer(request))
@@ -165,15 +170,6 @@ class AuditedCase(KernelCase):
     def _noted(self) -> dict[str, Any]:
         """Name functions that are no longer what they were, and who looked at what is not its own."""
         return {**self._replaced(), "looked": self._lookout.noted()}
-
-
-def _be_the_first_to_go() -> None:
-    """Have this process ended, and not the judge, where memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":
