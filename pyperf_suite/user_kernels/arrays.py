@@ -23,30 +23,21 @@ NUMPY_KINDS = "biufcmMSU"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PACKED = (bytearray, array, range, set, frozenset)
 ALIGNMENT = 64
-
 # How arrays may lie in memory besides as their maker laid them: with gaps, or where no vector is aligned.
 STRIDED, UNALIGNED = LAYOUTS = ("strided", "unaligned")
-
 # The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
 POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
-
 # The same of types of one byte that numpy has not got and torch does not fill.
 POISON_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
-
 # Types of elements that are compared through float32 and complex64; others of fewer bits count as the coarsest of them.
 WIDENED = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
 COARSEST = "float8_e8m0fnu"
-
 # Longer whole numbers are compared by their digits.
 LONGEST_WHOLE_BITS = 1000
-
-# Bytes of a result that are copied when the clock stops, and bytes of a block.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
-
 # Name in records of a result that may not have been computed yet, and methods by which other objects compute it.
 LAZY = "lazy result"
 LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
-
 # Taken before any code of a user's runs.
 _DRAW = random.SystemRandom().randrange
 
@@ -135,11 +126,8 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
         yield "array", value
     elif is_plain(value):
         yield "plain", value
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from walk(each)
-    elif type(value) is dict:
-        for each in value.values():
+    elif type(value) in (list, tuple, dict):
+        for each in value.values() if type(value) is dict else value:
             yield from walk(each)
 
 
@@ -334,10 +322,7 @@ def content_hash(value: Any) -> bytes:
 
 
 def poison(value: Any, every: int = 1) -> None:
-    """Fill an array with a NaN of the suite's own, or the least integer, so that unwritten elements are seen.
-
-    One of `every` elements of a row is filled: enough to see a row that nobody writes.
-    """
+    """Fill an array, or one of `every` elements of a row, with a NaN of the suite's own, or the least integer."""
     if is_torch(value):
         torch = sys.modules["torch"]
         if value.dtype is torch.bool or not value.numel():

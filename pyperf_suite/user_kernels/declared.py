@@ -19,7 +19,6 @@ from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 
 Scalar = bool | int | float | str
-# Array library of each file or module that was described.
 _libraries: dict[str, str] = {}
 
 
@@ -34,20 +33,14 @@ def root(source: str = "") -> Path:
 
 
 def root_of(folder: Path) -> Path:
-    """Folder that files of a folder are named relative to, wherever one stands: the top of its git checkout or project.
-
-    Else the folder itself.
-    """
+    """Folder that files are named relative to, wherever one stands: the top of a git checkout or project, or it."""
     above = (folder, *folder.parents)
     places = (each for name in (".git", "pyproject.toml") for each in above if (each / name).exists())
     return next(places, folder)
 
 
 def canonical(name: str) -> str:
-    """A user's name as records have it: FILE relative to the root.
-
-    Raises UserError for a file that is not there, and for two of one name.
-    """
+    """A user's name as records have it, FILE relative to the root. Raises UserError for no file and two of a name."""
     source, function = split(name)
     if not source.endswith(".py"):
         return name

@@ -58,7 +58,6 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
 # Names that torch itself replaces: when torch._dynamo is imported, as by torch.compile and custom operators, and where
 # a file sets the default dtype.
 _REPLACED_BY_TORCH = {"torch.manual_seed", "torch.Storage"}
-
 # Names that are no constants of their module, or belong to whoever reads them.
 _VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
 
@@ -76,9 +75,6 @@ class Guards:
         self._operators: frozenset[str] | None = None
         for name, module in list(sys.modules.items()):
             self._remember(name, module)
-
-    def watch_imports(self) -> None:
-        sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As a finder of modules: what the others find, remembered when it has been executed."""
@@ -191,13 +187,10 @@ def _chance_of(inversions: int, count: int, other_count: int) -> float:
 
 # Launches without a pause whose results are compared afterwards, and their bytes; one where memory is returned again.
 TOGETHER, TOGETHER_BYTES = 16, 8 << 20
-
 # Sets of a request, of many: filling one takes longer than a short launch.
 AUDITED_SETS = 32
-
 # Elements of a row that are poisoned between launches: the others are a cache line or two away.
 POISONED_ONE_OF = 32
-
 _STARMAP = starmap
 
 

@@ -46,10 +46,7 @@ if TYPE_CHECKING:
     from pyperf_suite.user_kernels.guards import Guards
 
 PACKAGE = Path(__file__).resolve().parent.parent
-
-# Objects that are searched for arrays that an argument holds.
 MOST_LOOKED_AT = 1000
-
 # Requests in which no code of a user's runs, but for what its objects do by themselves.
 OWN_REQUESTS = ("fetch", "load", "place", "changed")
 
@@ -100,8 +97,6 @@ class UserFile:
             witnesses = 1 if name == "start" else _witnesses(error)
             return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
 
-    # -- loading -------------------------------------------------------------------------------------------------
-
     def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
         """Import the file or module; `path` comes first on sys.path, then the file's folder or the root."""
         self._root = Path(root)
@@ -115,7 +110,7 @@ class UserFile:
         from pyperf_suite.user_kernels.guards import Guards
 
         self._guards = Guards()
-        self._guards.watch_imports()
+        sys.meta_path.insert(0, self._guards)
         environment = dict(os.environ)
         if is_file:
             if not file.is_file():
@@ -206,8 +201,6 @@ class UserFile:
             return {"name": kernel.name, "axes": kernel.axes, "implementations": list(launch.functions)}
         return failed
 
-    # -- one case ------------------------------------------------------------------------------------------------
-
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         self._api._library = library
         self._api.draw_inputs(self._api.USUAL)
@@ -224,6 +217,7 @@ class UserFile:
         self.leaves = self._find_leaves(self._launch)
         self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self.leaves]
         launch, closed_over = self._launch, _closed_over(self._function)
+        judge_file, judge_line = self._api._where(launch.reference or launch.check)
         return {
             "leaves": [leaf.spec for leaf in self.leaves],
             "bytes": launch.bytes,
@@ -240,7 +234,7 @@ class UserFile:
             "line": self._shown_where[1],
             "kernel_line": self._kernel.line,
             "kernel_file": self._shown(self._kernel.file),
-            "reference_at": self._place_of(launch.reference or launch.check),
+            "reference_at": f"{self._shown(judge_file)}:{judge_line}" if judge_file else "",
             "closes_over": [name for name, held in closed_over.items() if any(True for _ in arrays_in(held))],
             "objects": _objects_with_arrays([self._function, closed_over, launch.args, launch.kwargs]),
             "versions": _versions(),
@@ -275,12 +269,6 @@ class UserFile:
                     leaves.append(Leaf(kind, each, role, key))
         lay_out([leaf.spec for leaf in leaves])
         return leaves
-
-    def _place_of(self, function: Any) -> str:
-        file, line = self._api._where(function) if function is not None else ("", 0)
-        return f"{self._shown(file)}:{line}" if file else ""
-
-    # -- inputs and references -----------------------------------------------------------------------------------
 
     def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
         """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
@@ -386,8 +374,6 @@ class UserFile:
         if isinstance(said, str):
             return {"passed": not said, "message": said}
         return {"passed": said is None or bool(said), "message": ""}
-
-    # -- words ---------------------------------------------------------------------------------------------------
 
     def _shown(self, file: str) -> str:
         try:

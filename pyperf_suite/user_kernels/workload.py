@@ -55,35 +55,26 @@ from pyperf_suite.user_kernels.checks import (
     with_rounding,
 )
 from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
-from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere
+from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere, Reference
 from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
-from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
 # Sets with values of their own; others are copies elsewhere in memory.
 DISTINCT_SETS = 3
-
 # Size of a result, over that of its reference, at which a kernel is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
-
 # Time after which a wrong result is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
-
 # How long is measured how rounding moves elements of the reference: on usual inputs, once, and on those of each kind.
 USUAL_MOVES_S, OTHER_MOVES_S = 0.2, 0.05
-
 # Plausible time to release a result: of arrays by bytes, of numbers and other objects by their text.
 RESULT_FILES = "result", "result.json"
 RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
-
-# Nothing is to compare a result with.
 UNJUDGED = "nothing says what is right: give reference= or check="
-
 # Earlier inputs that are tried as the cause of a wrong result, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
-
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
@@ -319,10 +310,7 @@ class UserLaunches(Prepared):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def make(self, inputs: str = USUAL) -> bool:
-        """Make inputs that no process has seen, under a seed drawn now; False if there are none of the kind.
-
-        Those made before them are kept.
-        """
+        """Make inputs under a seed drawn now, and keep those before them; False if there are none of the kind."""
         self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
         if self._is_given and len(self._seeds) > 1:  # both slots hold the same for good
             return True
@@ -533,11 +521,7 @@ class UserLaunches(Prepared):
         self, result: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
     ) -> Verification:
         paths = {"found": result["path"], "expected": wanted["path"]}
-
-        def load(which: str, spec: Mapping[str, Any]) -> Array:
-            return read_array(paths[which], spec)
-
-        return compare(result, wanted, load, tolerance or self._tolerance)
+        return compare(result, wanted, lambda which, spec: read_array(paths[which], spec), tolerance or self._tolerance)
 
     def _hint(self, result: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         """Return another possible cause: an array that the function closes over, or the reference itself."""
