@@ -26,32 +26,24 @@ Floats = NDArray[np.float64]
 
 # Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
 LEAST_EFFECT = 2 * MARGIN
-
 # Series without a change of which one would have a step beyond its noise, if noise were as modelled.
 ONE_ALARM_IN = 100
-
 # Fitting takes time as the square of the points; of longer series the newest are searched.
 MOST_POINTS = 12_000
-
 # Fewer points are no level: one or two odd ones next to each other are outliers.
 FEWEST_POINTS = 3
-
 # An outlier lies further than OUTLIER standard deviations from the median of its NEIGHBOURHOOD neighbours, and is drawn
 # in to there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
-
 # The criterion rises by STEP_PENALTY · log(n) for each step, chosen by simulation. 3 is the modified BIC of Zhang and
 # Siegmund (Biometrics 63, 2007) for independent noise of known variance; estimated and correlated noise needs more.
 STEP_PENALTY = 5.0
-
 # Parts searched for a drift, all points and their newest half and quarter, by the means of this number of blocks.
 DRIFTS_SEARCHED = (1, 2, 4)
 FEWEST_BLOCKS, MOST_BLOCKS = 8, 20
-
 # Correlation beyond this cannot be distinguished from a step in series of this length.
 MOST_CORRELATED = 0.9
-
 # Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
 LEAST_NOISE = 1e-4
 

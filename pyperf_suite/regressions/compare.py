@@ -37,7 +37,6 @@ from pyperf_suite.user_kernels.probe import is_test
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-# Fewest runs that tell noise, and fewest that tell which runs are spoilt.
 FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
 # A run is spoilt if it lies this many standard deviations off its neighbours, unless more than this share of runs does.
 SPOILT_SIGMA, SPOILT_SHARE = 5.0, 0.05
@@ -172,10 +171,7 @@ def _noise_of(steps: Sequence[float], source: str) -> RunNoise:
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
-    """How noisy the stored runs of a machine show a benchmark to be; `without` names the runs that are being compared.
-
-    The function returned gives None if it has not runs enough.
-    """
+    """A function that gives a benchmark's noise by a machine's stored runs but `without` some; None for too few."""
     series = {(one.probe, one.case_id): one for one in store.series(machine=machine) if one.metric == TIME}
 
     def of(measured: Measured) -> RunNoise | None:

@@ -49,7 +49,6 @@ class Thresholds:
         return self.margin
 
 
-# A pyproject.toml is written by hand.
 LARGEST_BYTES = 16 * 2**20
 
 
@@ -77,10 +76,7 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
 
 
 def load_setting(name: str, default: bool) -> bool:
-    """The value of a switch in `[tool.pyperf_suite]` of the pyproject.toml here.
-
-    Raises UserError where the file cannot be read, or the value is no true or false.
-    """
+    """A switch in `[tool.pyperf_suite]` of the pyproject.toml here. Raises UserError if it is not true or false."""
     path, suite = Path("pyproject.toml"), TABLE.rpartition(".")[0]
     table = _table(path, suite)
     value = table.get(name, default) if isinstance(table, dict) else default

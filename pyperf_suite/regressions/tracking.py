@@ -47,20 +47,13 @@ if TYPE_CHECKING:
 
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30
-
-# Points by which a change may have come before or after its place.
 PLACED_WITHIN = 2
-
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
-
 # Points on either side that show the clock's and the sentinel's move; a smaller share is no move.
 POINTS_COMPARED, LEAST_MOVE = 10, 0.01
 SENTINEL_MOVED = " The sentinel, the same code in every run, took {} with it."
-
-# Notes of a kind that are printed one by one.
 MOST_NOTES = 10
-
 # A later run is of the same choice of benchmarks where it holds this share of those measured together.
 SAME_CHOICE = 0.5
 
@@ -240,10 +233,7 @@ class Nomination:
 
 @dataclass
 class Tracked:
-    """Changes that stand, the most recent first, and the others, for notes.
-
-    `newest` are of one run or two, which are no level yet.
-    """
+    """Changes that stand, the most recent first, and others for notes; `newest` are of one run or two: no level yet."""
 
     current: list[Nomination] = field(default_factory=list)
     earlier: list[Nomination] = field(default_factory=list)
@@ -318,10 +308,7 @@ def _with_sentinel(nomination: Nomination, sentinels: Mapping[tuple[str, str], M
 
 
 def nominations(series: BenchmarkSeries) -> list[Nomination]:
-    """Every change of a series, the oldest first.
-
-    Of exact figures every difference is one, if it is known which direction is worse.
-    """
+    """Every change of a series, the oldest first; of exact figures every one whose worse direction is known."""
     is_exact = series.kind == "static"
     if is_exact and series.metric not in (*MORE_IS_WORSE, *LESS_IS_WORSE):
         return []
@@ -472,10 +459,7 @@ Rerun = tuple[Nomination, PairedCase]
 def rerunnable(
     wanted: Iterable[Nomination], machine: str, journals: Mapping[tuple[str, str], Path]
 ) -> tuple[list[Rerun], list[Judgement]]:
-    """Return the changes that can be rerun on this machine, with their cases, and judgements of the others.
-
-    `journals` has the journal of each run, by machine and run_id.
-    """
+    """Changes that can be rerun on this machine, with cases out of `journals`, and judgements of the others."""
     able: list[Rerun] = []
     unable: list[Judgement] = []
     for nomination in wanted:

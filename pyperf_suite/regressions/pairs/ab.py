@@ -1,7 +1,4 @@
-"""Old against new by live pairs: as many as it takes to decide, for one benchmark or a suite of them.
-
-The rule is stated before the first pair; a suite's verdicts must also survive being many (Benjamini-Hochberg).
-"""
+"""Old against new by live pairs, as many as it takes to decide by a rule stated before: one benchmark, or a suite."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
 
 # A clock that differs by more between the sides explains a difference that is no fault of the code.
 CLOCK_DIFFERENCE = 0.01
-
 # Share of the wanted time that goes to other guests of a hypervisor before a reader is told.
 STOLEN_SHARE = 0.02
 
@@ -72,10 +68,7 @@ RuleFor = Callable[[PairedCase], SequentialRule]
 
 @dataclasses.dataclass
 class LiveComparison:
-    """One benchmark on its way to a verdict.
-
-    `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
-    """
+    """One benchmark on its way to a verdict; `spin_share` slows each launch of the new arm, as selfcheck does."""
 
     old: Arm
     new: Arm

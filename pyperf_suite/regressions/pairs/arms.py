@@ -1,7 +1,4 @@
-"""The two sides of a paired comparison: which interpreter runs which build, and which case each of them measures.
-
-Two variants of one code differ in a field of the case, as a tile is; the rest of each case stays as it is.
-"""
+"""The two sides of a paired comparison: which interpreter runs which build, and which case each of them measures."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.runner.plan import PlannedCase
 
 WORKER = Path(__file__).with_name("arm_worker.py")
-
 # A name with extras and versions, as numpy==1.26.4 or torch[opt]>=2.5,<2.6, or a name alone.
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?((===?|~=|!=|[<>]=?)[\w.*+!]+(,(?=[=~!<>])|$))*")
 _COMPARES = re.compile(r"[=~!<>]=|[<>]")
@@ -127,10 +123,7 @@ def parse_variant(text: str) -> dict[str, str] | None:
 
 
 def pair_variants(cases: Sequence[PlannedCase], old: Mapping[str, str], new: Mapping[str, str]) -> list[PairedCase]:
-    """Each case as both variants have it; cases that lack a field, or cannot be so, are left out.
-
-    Raises UserError where none is left, with the reason of the first.
-    """
+    """Each case as both variants have it, but those that cannot be so. Raises UserError where none is left."""
     if old == new:
         both = ",".join(f"{name}={value}" for name, value in old.items())
         raise UserError(f"--old and --new are both {both}: name two variants that differ.")

@@ -37,7 +37,7 @@ from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
 from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE, root_of
 
 OLDEST_PYTHON = (3, 9)
-
+_PYTHON = "venv/bin/python"
 # Build backends that make nothing but copies of Python files, unless they have settings that say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
 # Text in setup.py or in the settings of these backends that asks for a compiler, or runs code of the project's own.
@@ -54,14 +54,11 @@ def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
     arm = Arm(" ".join(requested))
     arm, folder = prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
-    return arm if arm.failure else _kernel_arm(arm, root, python=_python_of(folder))
+    return arm if arm.failure else _kernel_arm(arm, root, python=folder / _PYTHON)
 
 
 def interpreter_arm(python: Path, root: Path) -> Arm:
-    """The arm of another interpreter, which needs nothing but what the bench files import.
-
-    Raises UserError where it does not run or is too old.
-    """
+    """The arm of another interpreter, which has what bench files import. Raises UserError if it is none, or too old."""
     arm = _kernel_arm(Arm(str(python)), root, python=python.absolute())  # a link is what makes it an environment
     return replace(arm, name=f"{python} (Python {arm.software['python']})")
 
@@ -213,7 +210,7 @@ def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
 def _make_venv(folder: Path, log: Path, wanted: Sequence[str]) -> str:
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
-    return logged(make, folder, log) or logged([*_installer(str(_python_of(folder))), *wanted], folder, log)
+    return logged(make, folder, log) or logged([*_installer(str(folder / _PYTHON)), *wanted], folder, log)
 
 
 def _installer(python: str) -> list[str]:
@@ -221,10 +218,6 @@ def _installer(python: str) -> list[str]:
     if uv:
         return [uv, "pip", "install", "--python", python]
     return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-
-
-def _python_of(folder: Path) -> Path:
-    return folder / "venv" / "bin" / "python"
 
 
 def _settings(tree: Path) -> dict[str, Any]:
@@ -263,10 +256,7 @@ def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: S
 
 
 def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:
-    """The arm, judged by this code, whose kernel process runs under `python` with `path` in front.
-
-    Raises UserError where the interpreter does not run, or is too old for a kernel process.
-    """
+    """The arm whose kernels run by `python` with `path` in front. Raises UserError if it is none, or too old."""
     # This interpreter's kernels get its own variable, which may find more; another interpreter has its own.
     own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))

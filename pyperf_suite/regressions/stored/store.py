@@ -1,8 +1,4 @@
-"""All runs of a results folder as series, and one finished run as a side of a comparison.
-
-The journals are the truth. What was read of each is kept in the cache folder, and is read anew where the journal
-changed or what was kept is lost.
-"""
+"""All runs of a results folder as series, kept in a cache, and one finished run as a side of a comparison."""
 
 from __future__ import annotations
 
@@ -38,16 +34,12 @@ from pyperf_suite.workloads.backends import kept_folder
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
 CACHE_VERSION = 3
-# Summaries that are left however few are used.
 FEWEST_KEPT = 500
 _MEDIANS = Measured._fields.index("medians")
 
 
 class Store:
-    """The history of a results folder, as its journals were when this was made.
-
-    `notes` are sentences about the cache, `damage` about the files: what in them is no record.
-    """
+    """The history of a results folder as its journals were; `notes` on the cache, `damage` on what is no record."""
 
     def __init__(self, results: Path) -> None:
         """Raises UserError if `results` is a file."""
@@ -83,20 +75,18 @@ class Store:
 
     def unreadable(self, machine: str | None = None) -> list[Judgement]:
         """A failed judgement for the newest run of each machine if it is over and holds no record that can be read."""
-        over = (path for path in self._paths if self._has_measured(path) or not is_being_written(path))
+        measured = {path for path, read in self._read.items() if read.measured}
+        over = (path for path in self._paths if path in measured or not is_being_written(path))
         newest = {path.parent.parent.name: path for path in over}
         failures = []
         for name, path in newest.items():
-            if machine in (None, name) and not self._has_measured(path):
+            if machine in (None, name) and path not in measured:
                 read = self._read.get(path)
                 said = next(iter(read.damage), read.torn) if read else self._lost[path]
                 why = f": {said.rstrip('.')}" if said else ""
                 sentence = f"{path}, the newest run, holds no record that can be read{why}."
                 failures.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
         return failures
-
-    def _has_measured(self, path: Path) -> bool:
-        return path in self._read and bool(self._read[path].measured)
 
     def series(self, pattern: str | None = None, machine: str | None = None) -> list[BenchmarkSeries]:
         """The series of all that was measured, or of what matches: by machine, probe and label.
@@ -154,10 +144,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 class SummaryCache:
-    """Contents of each journal, kept in the user's cache folder; losing it costs time.
-
-    `why_not_kept` is a sentence where nothing can be kept, else empty.
-    """
+    """Contents of each journal in the user's cache folder; `why_not_kept` is a sentence where nothing can be kept."""
 
     def __init__(self) -> None:
         self.folder = kept_folder("history")
@@ -253,10 +240,7 @@ class Side:
 
 
 def find_side(name: str, results: Path) -> Side:
-    """The side that a person names: the path of a run's folder or records, or a run as `find_run_folder` knows it.
-
-    Raises UserError if there is none of that name, several of it, or it cannot be read.
-    """
+    """The side of a path, or of a run as `find_run_folder` knows it. Raises UserError for none, or several."""
     try:
         is_path = Path(name).exists()
     except (OSError, ValueError):  # a name that is too long, or that no file can have
@@ -265,16 +249,13 @@ def find_side(name: str, results: Path) -> Side:
 
 
 def read_side(path: Path) -> Side:
-    """The side at that path: a run's folder, or records.
-
-    Raises UserError if it is neither, cannot be read, holds no result, or holds results of several machines.
-    """
+    """A run's folder, or records. Raises UserError for neither, no result, or several machines' results."""
     if path.is_dir():
         if not (path / RECORDS).exists():
             raise UserError(f"{path} is not a run's folder, for it holds no {RECORDS}: name one, or a file.")
         path = path / RECORDS
     try:
-        with files.open_named_by_user(path) as file:
+        with files.open_for_reading(path, may_be_pipe=True) as file:
             summary = summarise_journal(file, path.resolve().parent.parent.name)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
