@@ -33,18 +33,13 @@ from pyperf_suite.user_kernels.workload import UserLaunches
 from pyperf_suite.workloads.backends import leave_nothing_behind
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Prepared, Work
 
-# Seconds of a block of the rounds that a test requests.
 _BLOCK_S = 0.1
-
 # A test may put another in its place.
 _CLOCK = time.perf_counter_ns
 
 
 class CallStopwatch:
-    """The host's clock around calls of a function; a launch is one call, whatever the index.
-
-    `result` is what the last round of a call with `rounds` returned.
-    """
+    """The host's clock around calls of a function; `result` is what the last of a call's `rounds` returned."""
 
     name = CpuStopwatch.name
 

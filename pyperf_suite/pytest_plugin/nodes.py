@@ -1,7 +1,4 @@
-"""Tests as records know them: the node id without parametrisation, and each parameter by its value.
-
-A place in a list of parameters is no identity: whoever puts another in front would continue its series.
-"""
+"""Tests as records know them: the node id without parametrisation, and parameters by value, for places change."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ _REPEATED = "__pytest_repeat_step_number"
 
 @dataclass(frozen=True)
 class Node:
-    """A test as pytest names it, and as records do: `name` without parametrisation, and the parametrisation.
-
-    `unnamed` are the parameters that only their place distinguishes.
-    """
+    """A test: `name` without parametrisation, `parameters`, and those `unnamed` that only their place distinguishes."""
 
     nodeid: str
     name: str
@@ -125,10 +119,7 @@ def _declared_length(item: Any, parameter: str) -> int:
 def _parametrisation(
     item: Any, lengths: Mapping[tuple[str, str], int], by_text: bool = True
 ) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """The parameters as records hold them, and the names of those that only their place distinguishes.
-
-    Without `by_text` all that pytest numbered go by their place.
-    """
+    """The parameters as records hold them, and names of those that go by place; all numbered ones not `by_text`."""
     values: dict[str, Scalar] = {}
     unnamed = []
     indices = _indices(item)
@@ -148,10 +139,7 @@ def _parametrisation(
 
 
 def text_of(value: Any, module: str = "") -> Scalar | None:
-    """A value as records hold it; None for one that no text distinguishes from others.
-
-    `module` is the test's own, whose functions go by their names alone.
-    """
+    """A value as records hold it, None without a text of its own; functions of `module` go by their names alone."""
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     try:

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
-
 # By name, without --suite-, what argparse is told.
 OPTIONS: dict[str, dict[str, Any]] = {
     "profile": {"metavar": "NAME", "default": "quick", "help": "How thoroughly to measure: quick (default), standard "
@@ -302,7 +300,6 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             entry["stats"]["data"] = samples[entry["fullname"]]
 
 
-# Options that show values in pytest-benchmark's tables, or compare them.
 _TABLE_OPTIONS = ("--benchmark-columns", "--benchmark-compare", "--benchmark-histogram", "--benchmark-sort")
 
 
@@ -342,10 +339,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) -> Callable[[], None]:  # noqa: ARG001
-    """Measure the item's case in the suite's workers and replay it into pytest-benchmark.
-
-    A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
-    """
+    """Measure the item's case and replay it; a failed one fails the item, an unsupported one skips it, with reason."""
     from pyperf_suite.pytest_plugin.fixtures import end_test, extra_info
 
     run = _run(request.config)
