@@ -36,13 +36,11 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.verdict import Judgement
     from pyperf_suite.runner.plan import PlannedCase
 
-# The cases of the probes, with the profile, the device and the axes that were given.
 Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
 Say = Callable[[str], None]
 
 # How often it is said that a side is still being prepared; the first time it has taken so long.
 PREPARING_EVERY_S = 5.0
-
 # Processes that import the file's modules, in turn, before the first pair of users' kernels, and seconds until the
 # first pair of each other case starts, by the kind of device.
 PROCESSES = 4

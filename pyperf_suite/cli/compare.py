@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.verdict import Judgement
 
 
-# Benchmarks named in a sentence about what was not compared; a run may hold hundreds.
 NAMED = 4
 
 
@@ -76,7 +75,17 @@ def compare(
     if any(name.startswith("latest") for name in (old, new)):  # which passes over a run that holds nothing
         findings += store.unreadable(after.machine)
     uncompared = one_sided(before, after)
-    notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
+    left_out = []
+    where = {
+        "only_old": f"only in {before.name}",
+        "only_new": f"only in {after.name}",
+        "neither": "measured in neither run",
+    }
+    for kind, labels in uncompared.items():
+        if labels:
+            more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
+            left_out.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
+    notes = [*before.notes, *after.notes, *left_out, *notes]
     sides = (("old", before), ("new", after))
     extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
     finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared})
@@ -88,9 +97,6 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-
-    def margin_of(probe: str, label: str) -> float:
-        return thresholds.margin_of(probe, label, margin)
 
     notes = []
     measured = [*old.benchmarks.values(), *new.benchmarks.values()]
@@ -109,7 +115,7 @@ def _compare(
     converted = _sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
-    findings = compare_sides(old, new, margin_of, noise_of)
+    findings = compare_sides(old, new, functools.partial(thresholds.margin_of, requested=margin), noise_of)
     notes += store.notes
     checked = latest_selfcheck(store.results, new.machine)
     if checked is not None:
@@ -149,17 +155,6 @@ def _chosen(side: Side, pattern: str | None) -> Side:
     if all(one.kind == "sentinel" for one in kept.values()):
         raise UserError(f"{side.name} holds no benchmark that matches {pattern!r}: leave -k out to see them all.")
     return dataclasses.replace(side, benchmarks=kept)
-
-
-def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequence[str]]) -> list[str]:
-    """A sentence for each kind of benchmark that could not be compared, naming the first few."""
-    where = {"only_old": f"only in {old.name}", "only_new": f"only in {new.name}", "neither": "measured in neither run"}
-    found = []
-    for kind, labels in uncompared.items():
-        if labels:
-            more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
-            found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
-    return found
 
 
 @click.command()

@@ -1,7 +1,4 @@
-"""`pyperf-suite history`, `export`, `findings` and `report`: what stored runs say.
-
-As series over runs, as the records of one run in a table, as its findings in JSON, and all runs on one HTML page.
-"""
+"""`pyperf-suite history`, `export`, `findings` and `report`: stored runs as series, a table, JSON, and an HTML page."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import BenchmarkSeries
 
 REPORT_NAME = "report.html"
-
-# Series that a person reads in one go; --all shows more.
 _LISTED = 20
 
 

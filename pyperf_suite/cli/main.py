@@ -1,7 +1,4 @@
-"""`pyperf-suite`: the command line, a thin front end over runner, probes and report.
-
-Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
-"""
+"""`pyperf-suite`: the command line, a thin front end; what is heavy is imported inside the command that needs it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options that several commands share, the kinds of values that people write for them, and how commands that judge end.
-
-A command that judges takes `@outcome_options`, gets `outcome: OutcomeOptions`, and calls `finish` as the last thing.
-"""
+"""Options that several commands share, kinds of values, and how those that judge end (`@outcome_options`, `finish`)."""
 
 from __future__ import annotations
 
