@@ -1,7 +1,4 @@
-"""Errors of a request: exceptions, exit codes, the limits of fields, and what to write instead.
-
-Front ends print a `UserError` as one sentence and exit with its code; the worker turns `Unsupported` into a record.
-"""
+"""Errors of a request: exceptions, exit codes, the limits of fields, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a run is opened: the command line, pytest, `accept` and `study` hand over a request and get plan and session.
-
-Equal requests write equal records, but for what was measured and when.
-"""
+"""How a run is opened: the command line, pytest, `accept` and `study` hand over a request and get plan and session."""
 
 from __future__ import annotations
 
@@ -138,10 +135,7 @@ class Run:
             session.close()
 
     def measure(self, title: str, trials: Sequence[Trial] | None = None, outlook: Outlook | None = None) -> None:
-        """Measure these trials, by default all, and what follows them; progress and the rest go to standard error.
-
-        The line on what is ahead is that of `outlook`, by default the whole plan's.
-        """
+        """Measure these trials, by default all, and what follows; `outlook`, by default the plan's, is told first."""
         console, session = Console(stderr=True, emoji=False), self.session
 
         def say(line: str) -> None:
@@ -243,10 +237,7 @@ def started(device: Device, deadline_s: float = DEADLINE_S) -> tuple[WorkerPool,
 
 
 def begin_audit(requested: bool | None) -> None:
-    """Have this process and those it starts audit kernels where that is requested, or the pyproject.toml here says so.
-
-    Raises UserError where that says neither yes nor no.
-    """
+    """Have kernels audited if requested, or by the pyproject.toml here. Raises UserError where that is no bool."""
     if load_setting("audit", False) if requested is None else requested:
         os.environ[AUDIT_VARIABLE] = "1"
     elif requested is False:
@@ -294,7 +285,6 @@ def _judging(request: RunRequest, find: FindProbe, device: Device) -> FindProbe:
     return found
 
 
-# How often the words beside a bar are made anew.
 BAR_EVERY_S = 1.0
 
 

@@ -160,10 +160,7 @@ class ClaimVerdict:
 
 @dataclass(frozen=True)
 class Heading:
-    """Name of a table's column, and the unit of its numbers; "" for names.
-
-    In a narrow terminal columns with the lowest `priority` go first.
-    """
+    """A column's name, and the unit of its numbers; in a narrow terminal the lowest `priority` goes first."""
 
     name: str
     unit: str = ""
@@ -236,10 +233,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its length, half the length of its error bar, and a second mark next to it; NaN where there is none.
-
-    `note` says why there is no value.
-    """
+    """One bar: its length, half its error bar, and a second mark, NaN where there is none; `note` says why."""
 
     name: str
     value: float

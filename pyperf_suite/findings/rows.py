@@ -38,10 +38,7 @@ Parameters = TypeVar("Parameters")
 
 @dataclass(frozen=True)
 class Row(Generic[Parameters]):
-    """One measured case: `p` are its parameters, `reading` its times, `observed` what was observed besides, by metric.
-
-    `rows` are all rows of the run, itself among them.
-    """
+    """One measured case: parameters `p`, times `reading`, what was `observed` besides, and all `rows` of its run."""
 
     reading: Reading
     observed: Mapping[str, float]
@@ -66,10 +63,7 @@ class Row(Generic[Parameters]):
         return self.reading.seconds
 
     def by_name(self, name: str) -> Any:
-        """The value that a column or a template names: a parameter, of the case, computed, observed, of the reading.
-
-        The first that has the name gives it. Raises AttributeError for an unknown name.
-        """
+        """The first parameter, field of the case, computed, observed or reading's of that name, or AttributeError."""
         if hasattr(self.p, name):
             return getattr(self.p, name)
         if name in ("implementation", "mode", "operator"):

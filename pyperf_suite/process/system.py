@@ -1,7 +1,4 @@
-"""Processes as the system sees them: whether one lives, where one crashed, and whose folder is whose.
-
-Only the standard library is imported: this is what stands in a rank or a worker before anything heavy does.
-"""
+"""Processes as the system sees them, by the standard library only: it comes before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -17,16 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Folder of files in memory.
 SHARED_MEMORY = "/dev/shm"
 
 # Listeners that give this process a deadline, and have to know that a long computation goes on.
 deadline_listeners: list[Callable[[], None]] = []
-
-# How faulthandler begins the stack of the thread that crashed.
 _CURRENT = "Current thread "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OURS = (f"{_PACKAGE}{os.sep}", f"{_PACKAGE.parent / 'kernels'}{os.sep}")
 _PROC = Path("/proc")

@@ -33,7 +33,6 @@ KINDS = {"points": "measured", "line": "law, predicted", BASELINE: "measured for
 _LAW = 1  # the colour of a law of a single set of points: orange is easier to see than another blue
 MOST_POINTS = 600  # drawn of one series
 _HEADROOM, _MARGIN = 1.06, 0.04
-# Values that span more than this are read on a logarithmic axis.
 WIDE = 30
 # An interval that reaches further beyond all values than this share of their height is not drawn; the axis then ends
 # at the other share, and a chart of which more than half are like this is not fit for use.
@@ -263,8 +262,6 @@ def bars_range(panel: Bars) -> tuple[float, float]:
     return (low * _HEADROOM, high * _HEADROOM) if high > low else (0.0, 1.0)
 
 
-# Figures on the page: what its script gives to plotly, what one sees in words, and the values as tables.
-
 _MOST_LISTED = 120  # values listed for a panel; the picture shows more
 _CHART_PX, _CELL_PX, _CELL_WIDTH_PX, _BAR_PX = 300, 24, 32, 26
 
@@ -379,8 +376,6 @@ def _page_panel(panel: Chart | HeatMap | Bars) -> PagePanel:
     words = f"{label} of {', '.join(bar.name for bar in panel.bars)}"
     return PagePanel(panel.title, words, data, 60 + len(panel.bars) * _BAR_PX, key=f"Bars: {panel.label}{marks}")
 
-
-# Figures as PNG files.
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
 # A cell has its number written in it if there are at most _MOST_NUMBERS cells; a bar has its name in front of it.

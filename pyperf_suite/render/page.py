@@ -1,7 +1,4 @@
-"""A results folder as one HTML page: each probe's strongest evidence, the summary and the warnings first.
-
-assets/page.html.j2 has the words and their order; here is what it shows.
-"""
+"""A results folder as one HTML page, whose words are in assets/page.html.j2: each probe's strongest evidence first."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-# Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
 _LONGEST_TITLE = 80
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
@@ -146,9 +142,6 @@ def _other(record: OtherRecord) -> Section:
     )
 
 
-# Sections of probes.
-
-
 OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
 """Sections, cautions about the machine with the run that has them, and what failed."""
 
@@ -164,12 +157,10 @@ def _sections(
     order = {topic: place for place, topic in enumerate(TOPICS)}
     names = {name: place for place, name in enumerate(probe_names())}
 
-    def rank(section: Section) -> tuple[int, int, str]:
-        return order.get(section.topic, len(order)), names.get(section.probe, len(names)), section.probe
-
     similar = grouped(sorted(cautions, key=lambda caution: caution[0]), lambda caution: caution[1].template).values()
     merged = [([run_id for run_id, _ in of_runs], of_runs[-1][1]) for of_runs in similar]
-    return sorted(sections, key=rank), merged, failed
+    sections.sort(key=lambda each: (order.get(each.topic, len(order)), names.get(each.probe, len(names)), each.probe))
+    return sections, merged, failed
 
 
 def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
@@ -233,8 +224,6 @@ def _as_measured(records: Sequence[Record], notice: Remark) -> Findings:
     return Findings((notice,), (table("Cases as measured", columns, timed),) if timed else ())
 
 
-# The section of history: what changed from run to run, and the series in which one sees it.
-
 # Drawn one by one: those with changes first, then those of most points.
 MOST_SERIES, FEWEST_POINTS = 12, 3
 
@@ -288,8 +277,6 @@ def _drawn(series: BenchmarkSeries) -> PageFigure:
     return page_figure(figure, [[series_chart(series, figure)]])
 
 
-# The machine that was measured: what it is, the state it was in, what of it changed, and the runs made on it.
-
 _MOST_FACTS, _LONGEST_VALUE = 60, 160
 _RUN_COLUMNS = (
     Column("run", lambda run: run.run_id),
@@ -339,9 +326,6 @@ def facts(state: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
             label = path if before == "packages." else path.replace("_", " ")
             listed.append((label, shown[:_LONGEST_VALUE]))
     return listed[:_MOST_FACTS]
-
-
-# Functions of the template.
 
 
 def anchor(*words: str) -> str:
@@ -395,14 +379,11 @@ def environment() -> Any:
     except ModuleNotFoundError:
         raise UserError("The report's page needs jinja2, which is not installed: pip install jinja2.") from None
 
-    def finalize(value: Any) -> Any:
-        # Every text that a template shows comes through here: what turns the direction of writing is replaced.
-        return value if isinstance(value, Markup) else printable(str(value))
-
     jinja = jinja2.Environment(
         loader=jinja2.PackageLoader("pyperf_suite.render", "assets"),
         autoescape=True,
-        finalize=finalize,
+        # Every text that a template shows: what turns the direction of writing is replaced.
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -421,10 +402,7 @@ def environment() -> Any:
 
 @cache
 def packed_plotly() -> str:
-    """plotly.min.js as base64 of gzip, the same bytes each time: it is nine tenths of the page otherwise.
-
-    Raises UserError if plotly is not installed.
-    """
+    """plotly.min.js as base64 of gzip, the same bytes each time. Raises UserError if plotly is not installed."""
     try:
         script = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):

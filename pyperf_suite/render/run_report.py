@@ -1,7 +1,4 @@
-"""Report of a finished run: its findings printed, and kept as findings.md, findings.json and pictures.
-
-All are derived from the records and the laws of the version that wrote them: they may be deleted, and made again.
-"""
+"""Report of a finished run: its findings printed, and kept as findings.md, findings.json and pictures, all derived."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.user_kernels.probe import is_test
 
 FILE = "findings.json"
-# Commands whose profile is their own, and whose name is the probe's.
 OWN_PROFILES = ("accept", "study")
 
 

@@ -99,8 +99,6 @@ def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Change]) -> tupl
     return across, level
 
 
-# Series in the terminal.
-
 _NEWEST = 20
 
 
@@ -133,15 +131,14 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
         say(console, "[magenta]step[/magenta]", message)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
     broken, unit = {each.index for each in series.breaks}, _unit(series)
-
-    def value(point: Measured) -> Quantity:
-        return Quantity(point.value, unit, point.low, point.high, point.ok)
-
     columns = (
         Column("run", lambda row: row[1].run_id),
         Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
         Column(
-            "time" if series.metric == TIME else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2
+            "time" if series.metric == TIME else series.unit_of_measure,
+            lambda row: Quantity(row[1].value, unit, row[1].low, row[1].high, row[1].ok),
+            unit,
+            priority=2,
         ),
         Column(
             "processes",
