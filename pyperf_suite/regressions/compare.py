@@ -17,20 +17,9 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.interval import Ratio
+from pyperf_suite.regressions import verdict
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes
 from pyperf_suite.regressions.stored.store import Side, Store
-from pyperf_suite.regressions.verdict import (
-    FALSE_DISCOVERY_RATE,
-    Judgement,
-    LogDifference,
-    Verdict,
-    Word,
-    adjusted_p_values,
-    judge,
-    judge_figures,
-    percent,
-    range_text,
-)
 from pyperf_suite.runner.profiles import PROFILES, QUICK
 from pyperf_suite.user_kernels.probe import is_test
 
@@ -181,7 +170,7 @@ def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) ->
     return of
 
 
-def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> LogDifference:
+def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> verdict.LogDifference:
     """Welch's comparison of two runs' medians, one a process in seconds, with the noise of both runs added.
 
     Without noise the processes alone tell the error, and a single one tells none.
@@ -195,16 +184,16 @@ def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | Non
         if len(side) > 1:
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
     if noise is None and len(parts) < 2:
-        return LogDifference(centre, math.nan, math.inf)
+        return verdict.LogDifference(centre, math.nan, math.inf)
     # The clock's tick, of which all times are multiples to the picosecond: a time is off by up to half of one, evenly.
     tick = min(COARSEST_TICK_S, math.gcd(*(round(seconds * 1e12) for seconds in (*old, *new))) * 1e-12)
     parts += [(tick**2 / 12 / statistics.median(side) ** 2, math.inf) for side in (old, new)]
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
-    return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
+    return verdict.LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
 
 
-def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
+def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[verdict.Judgement]:
     """A judgement for each benchmark that both sides hold and measured, or failed to measure, in the old side's order.
 
     `margin_of` gives a benchmark's margin by probe and label, `noise_of` what is known of its noise from run to run. A
@@ -227,10 +216,10 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     ]
     # Slower and faster stay only where they stand among all the others.
     tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
-    adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
+    adjusted = dict(zip(tested, verdict.adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
     for number, judgement in enumerate(judged):
         word, sentence = judgement.verdict, judgement.sentence
-        if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
+        if number in adjusted and word in ("slower", "faster") and adjusted[number] > verdict.FALSE_DISCOVERY_RATE:
             sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
             word = "undecided"
         details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
@@ -253,18 +242,18 @@ def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
 def sentinel_sentence(old: Side, new: Side) -> str:
     """How the machine moved between the runs, by the sentinel; empty if it hardly did, or neither run has one."""
     move = _sentinel_move(old, new)
-    return MACHINE_MOVED.format(percent(math.expm1(move))) if move else ""
+    return MACHINE_MOVED.format(verdict.percent(math.expm1(move))) if move else ""
 
 
-def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
+def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> verdict.Judgement:
     margin = margin_of(new.probe, new.label)
     moved = changes(old.settings, new.settings)
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
-    def judgement(word: Word, ratio: Ratio | None, *sentences: str, **more: Any) -> Judgement:
+    def judgement(word: verdict.Word, ratio: Ratio | None, *sentences: str, **more: Any) -> verdict.Judgement:
         sentence = " ".join(sentences)
-        return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
+        return verdict.Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
 
     if not (old.metrics and new.metrics):
         lost = [(name, side) for name, side in (("old", old), ("new", new)) if not side.metrics]
@@ -276,34 +265,34 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         )
     if not (old.medians and new.medians):
         figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
-        word, sentence, changed = judge_figures(*figures)
+        word, sentence, changed = verdict.judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
     known = noise_of(new)
     noise = known and known.beside(difference(old.medians, new.medians, known).centre)
     change = difference(old.medians, new.medians, noise)
-    verdict = judge(change, margin, may_decide=noise is not None)
+    decided = verdict.judge(change, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
-    is_machine = _explains(verdict, max(cause * math.copysign(1, change.centre) for cause in (clock, sentinel)), margin)
+    is_machine = _explains(decided, max(cause * math.copysign(1, change.centre) for cause in (clock, sentinel)), margin)
     # The sentinel is taken to be as noisy as the benchmark.
     apart = replace(change, centre=change.centre - sentinel, error=math.sqrt(2) * change.error)
-    beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
+    beside = verdict.judge(apart, margin, may_decide=bool(is_machine and sentinel))
     if beside.word == "equivalent":
-        verdict = beside
-    doubt = noise.doubt(old, new, change.centre) if noise and verdict.word in ("slower", "faster") else ""
-    word = "undecided" if doubt or (is_machine and verdict is not beside) else verdict.word
+        decided = beside
+    doubt = noise.doubt(old, new, change.centre) if noise and decided.word in ("slower", "faster") else ""
+    word = "undecided" if doubt or (is_machine and decided is not beside) else decided.word
     return judgement(
         word,
-        verdict.ratio,
-        _headline(word, verdict.ratio, margin, noise),
+        decided.ratio,
+        _headline(word, decided.ratio, margin, noise),
         *([doubt] if doubt else []),
-        *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
-        *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
+        *([f"The clock was {verdict.percent(math.expm1(-clock))} in the new run."] if clock else []),
+        *([MACHINE_MOVED.format(verdict.percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
         *(
             ["That accounts for the difference as well as the code would."]
             if word == "undecided" and is_machine
             else []
         ),
-        *(["The change is relative to the sentinel."] if verdict is beside else []),
+        *(["The change is relative to the sentinel."] if decided is beside else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
         old_s=old.value,
@@ -311,24 +300,25 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         processes=[len(old.medians), len(new.medians)],
         run_noise=noise.deviation if noise else None,
         run_noise_of=noise.source if noise else None,
-        p_value=verdict.p_value if noise else None,
+        p_value=decided.p_value if noise else None,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
 
 
-def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
+def _explains(decided: verdict.Verdict, slowdown: float, margin: float) -> bool:
     """True if a move of the machine by that logarithm, in the verdict's direction, may explain it."""
-    nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
-    return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
+    nearest = max(0.0, math.log(decided.ratio.low), -math.log(decided.ratio.high))
+    return decided.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
 
 
-def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
-    change = f"{percent(ratio.value - 1)} ({range_text(ratio)})"
+def _headline(word: verdict.Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
+    moved = verdict.percent(ratio.value - 1)
+    change = f"{moved} ({verdict.range_text(ratio)})"
     if noise is None:
         within = abs(math.log(ratio.value)) <= math.log1p(margin)
         looks = "no different" if within else "slower" if ratio.value > 1 else "faster"
-        return f"Looks {looks}, {percent(ratio.value - 1)}, but how much runs differ here by themselves is unknown."
+        return f"Looks {looks}, {moved}, but how much runs differ here by themselves is unknown."
     if word == "equivalent":
         return f"No difference beyond {100 * margin:g} %: {change}."
     known = f"by themselves runs differ by {100 * noise.deviation:.1f} %, as {noise.source} tell"

@@ -22,17 +22,8 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import parse_toml, read_bytes, top_of
+from pyperf_suite.regressions.pairs import builds
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
-from pyperf_suite.regressions.pairs.builds import (
-    Checkout,
-    FillTree,
-    content,
-    described,
-    keep,
-    logged,
-    prepared,
-    source_of,
-)
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
 from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE, root_of
 
@@ -53,7 +44,7 @@ def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     requested = sorted(set(requirements))
     digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
     arm = Arm(" ".join(requested))
-    arm, folder = prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
+    arm, folder = builds.prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
     return arm if arm.failure else _kernel_arm(arm, root, python=folder / _PYTHON)
 
 
@@ -89,7 +80,7 @@ def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], 
             f"{root} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
             "or interpreters."
         )
-    source = source_of(Checkout(top), requested)
+    source = builds.source_of(builds.Checkout(top), requested)
     return lambda: _with_tree(*source, top, benches)
 
 
@@ -161,7 +152,7 @@ def _are_same(old: Arm, new: Arm) -> bool:
     def holds(place: str) -> str:
         root = Path(place)
         files = [each.relative_to(root) for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"]
-        return content(root, sorted(files))
+        return builds.content(root, sorted(files))
 
     names = (PATH_VARIABLE, ROOT_VARIABLE)
     sides = [[str(arm.build), *(arm.environment.get(name, "") for name in names)] for arm in (old, new)]
@@ -174,9 +165,9 @@ def _places(variable: str) -> list[str]:
     return [each for each in variable.split(os.pathsep) if each]
 
 
-def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
+def _with_tree(arm: Arm, key: str, fill: builds.FillTree, present: Path, benches: Sequence[str]) -> Arm:
     """The arm with its tree, built where it must be; or with the reason why there is none."""
-    arm, folder = prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
+    arm, folder = builds.prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
     if arm.failure:
         return arm
     tree, library = folder / "tree", folder / "lib"
@@ -188,11 +179,11 @@ def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Seque
     return _kernel_arm(replace(arm, borrowed=borrowed), root, path)
 
 
-def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
+def _make_tree(folder: Path, log: Path, fill: builds.FillTree) -> str:
     """The files of a revision in `tree`, and what is built of them in `lib`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work, fill(tree := Path(work) / "tree"):
         if (tree / ".git").exists() and (tree / ".gitmodules").exists():
-            logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
+            builds.logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
         files = [tree / name for name in ("setup.py", "pyproject.toml")]
@@ -203,14 +194,14 @@ def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
         library = str(folder / "lib")
         if "build-system" not in _settings(tree):
             steps = ["build", "--build-base", str(Path(work) / "base"), "--build-lib", library]
-            return logged([sys.executable, "setup.py", *steps], tree, log)
-        return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
+            return builds.logged([sys.executable, "setup.py", *steps], tree, log)
+        return builds.logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
 
 
 def _make_venv(folder: Path, log: Path, wanted: Sequence[str]) -> str:
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
-    return logged(make, folder, log) or logged([*_installer(str(folder / _PYTHON)), *wanted], folder, log)
+    return builds.logged(make, folder, log) or builds.logged([*_installer(str(folder / _PYTHON)), *wanted], folder, log)
 
 
 def _installer(python: str) -> list[str]:
@@ -252,7 +243,7 @@ def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: S
             shutil.copy2(source, folder / "benches" / name)
         return ""
 
-    return keep(f"benches-{digest.hexdigest()[:24]}", make, "benches")[0] / "benches"
+    return builds.keep(f"benches-{digest.hexdigest()[:24]}", make, "benches")[0] / "benches"
 
 
 def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:
@@ -262,7 +253,7 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
-    numbers, packages = described(python)
+    numbers, packages = builds.described(python)
     version = ".".join(map(str, numbers))
     if numbers[:2] < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
