@@ -207,24 +207,21 @@ def is_array(value: Any) -> bool:
 
 
 def _array_spec(value: Any) -> dict[str, Any]:
-    if is_torch(value):
-        return {
-            "library": "torch",
-            "dtype": str(value.dtype)[6:],
-            "shape": list(value.shape),
-            "strides": list(value.stride()),
-            "bytes": value.numel() * value.element_size(),
-            "device": str(value.device),
-            "grad": bool(value.requires_grad),
-        }
+    is_of_torch = is_torch(value)
+    if is_of_torch:
+        dtype, strides = str(value.dtype)[6:], list(value.stride())
+    else:
+        has_name = value.dtype.kind in "biufc" or is_of_ml_dtypes(value)
+        dtype = value.dtype.name if has_name else value.dtype.str
+        strides = [stride // max(1, value.itemsize) for stride in value.strides]
     return {
-        "library": "numpy",
-        "dtype": value.dtype.name if value.dtype.kind in "biufc" or is_of_ml_dtypes(value) else value.dtype.str,
+        "library": "torch" if is_of_torch else "numpy",
+        "dtype": dtype,
         "shape": list(value.shape),
-        "strides": [stride // max(1, value.itemsize) for stride in value.strides],
-        "bytes": value.nbytes,
-        "device": "cpu",
-        "grad": False,
+        "strides": strides,
+        "bytes": value.numel() * value.element_size() if is_of_torch else value.nbytes,
+        "device": str(value.device) if is_of_torch else "cpu",
+        "grad": is_of_torch and bool(value.requires_grad),
     }
 
 

@@ -63,12 +63,7 @@ CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
 MOST_QUEUED = 500
 COMPARED_BYTES = 1 << 18
 # bfloat16 and float8 are bits to numpy.
-BITS = {
-    "bfloat16": np.uint16,
-    "float8_e4m3fn": np.uint8,
-    "float8_e5m2": np.uint8,
-    "complex32": np.uint32,
-}
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8, "complex32": np.uint32}
 
 Array = NDArray[Any]
 

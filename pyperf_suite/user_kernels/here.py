@@ -76,18 +76,9 @@ class Reference(ABC):
     def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises Failed."""
 
-    @property
-    @abstractmethod
-    def is_closed(self) -> bool:
-        """True if no other case of the file can go on with it, as it can after what its code raised."""
-
-    @abstractmethod
     def cpu_seconds(self) -> float:
         """CPU time that it used, if it is a process of its own."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End it; no request follows."""
+        return 0.0
 
     def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
         """Describe a case: its arrays, and what its launch says of them."""
@@ -113,8 +104,6 @@ class Reference(ABC):
 
 class FileHere(Reference):
     """A user's file that this process imports: it makes inputs and computes references."""
-
-    is_closed = False
 
     def __init__(self, file: UserFile, library: str, started: Mapping[str, Any], where: str = "") -> None:
         self.file, self.library, self.started, self._where = file, library, started, where
@@ -157,12 +146,6 @@ class FileHere(Reference):
 
     def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
         return self.ask("check_object", end_s, out=left)
-
-    def cpu_seconds(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing is to be ended: the file stays imported."""
 
 
 class _GivenKernel(DeclaredKernel):
