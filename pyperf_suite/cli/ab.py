@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
-from pyperf_suite.cli.options import (
-    Finite,
-    OutcomeOptions,
-    audit_option,
-    axes_option,
-    device_option,
-    finish,
-    margin_option,
-    outcome_options,
-    profile_option,
-    results_option,
-    rules_of,
-    seed_option,
-    select_option,
-)
+from pyperf_suite.cli import options
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -59,17 +45,17 @@ FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
 @click.option(
     "--new", required=True, metavar="ARM", help="New side, in the same forms as --old. Required. Example: --new ."
 )
-@select_option
-@axes_option
-@profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
-@device_option()
-@margin_option
+@options.select_option
+@options.axes_option
+@options.profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
+@options.device_option()
+@options.margin_option
 @click.option(
     "--budget",
     "budget_s",
     default=30.0,
     show_default=True,
-    type=Finite(0, 86_400, min_open=True),
+    type=options.Finite(0, 86_400, min_open=True),
     metavar="SECONDS",
     help="Time limit for each benchmark. Example: --budget 60.",
 )
@@ -81,10 +67,10 @@ FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
     metavar="N",
     help="Maximum number of pairs for each benchmark. Example: --max-pairs 20.",
 )
-@results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
-@seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
-@audit_option
-@outcome_options
+@options.results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
+@options.seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
+@options.audit_option
+@options.outcome_options
 def ab(
     probes: tuple[str, ...],
     old: str,
@@ -99,7 +85,7 @@ def ab(
     results: Path,
     seed: int,
     audit: bool | None,
-    outcome: OutcomeOptions,
+    outcome: options.OutcomeOptions,
 ) -> None:
     """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
 
@@ -126,7 +112,7 @@ def ab(
 
     begin_audit(audit)
     where = resolve(device)
-    rule_for = rules_of(margin, max_pairs=max_pairs)
+    rule_for = options.rules_of(margin, max_pairs=max_pairs)
     planned_s: list[float] = []
 
     def planned(names: Sequence[str]) -> list[PlannedCase]:
@@ -173,7 +159,7 @@ def ab(
     measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
     repository = new_arm.repository or old_arm.repository
     heading = f"{new_arm.name} against {old_arm.name}{repository and f' of {repository}'} on {where}"
-    finish(measured, outcome, heading, [*notes, *_notes(findings, folder, results, identity(where).slug)])
+    options.finish(measured, outcome, heading, [*notes, *_notes(findings, folder, results, identity(where).slug)])
 
 
 def _sides(

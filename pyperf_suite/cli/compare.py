@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import (
-    OutcomeOptions,
-    device_option,
-    finish,
-    machine_option,
-    margin_option,
-    outcome_options,
-    results_option,
-    rules_of,
-    seed_option,
-    select_option,
-)
+from pyperf_suite.cli import options
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -40,14 +29,14 @@ NAMED = 4
 @click.command()
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@margin_option
-@select_option
-@results_option(
+@options.margin_option
+@options.select_option
+@options.results_option(
     "Folder of the named runs, and of the earlier runs that noise is estimated from. Example: --results old_results."
 )
-@outcome_options
+@options.outcome_options
 def compare(
-    old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: OutcomeOptions
+    old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: options.OutcomeOptions
 ) -> None:
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
@@ -88,7 +77,9 @@ def compare(
     notes = [*before.notes, *after.notes, *left_out, *notes]
     sides = (("old", before), ("new", after))
     extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
-    finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared})
+    options.finish(
+        findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared}
+    )
 
 
 def _compare(
@@ -159,8 +150,8 @@ def _chosen(side: Side, pattern: str | None) -> Side:
 
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
-@results_option()
-@machine_option
+@options.results_option()
+@options.machine_option
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
@@ -180,10 +171,10 @@ def _chosen(side: Side, pattern: str | None) -> Side:
     "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
     help="Time limit of --confirm for each benchmark. Example: --budget 60.",
 )  # fmt: skip
-@margin_option
-@device_option("Device of --confirm: auto, cpu or cuda:N. Example: --device cpu.")
-@seed_option("Seed of the random order of --confirm. Example: --seed 7.")
-@outcome_options
+@options.margin_option
+@options.device_option("Device of --confirm: auto, cpu or cuda:N. Example: --device cpu.")
+@options.seed_option("Seed of the random order of --confirm. Example: --seed 7.")
+@options.outcome_options
 def track(
     benchmark: str | None,
     results: Path,
@@ -194,7 +185,7 @@ def track(
     margin: float | None,
     device: str,
     seed: int,
-    outcome: OutcomeOptions,
+    outcome: options.OutcomeOptions,
 ) -> None:
     """Search the stored series of all benchmarks, or of BENCHMARK, for changes; the most recent first.
 
@@ -229,7 +220,7 @@ def track(
     if rerun:
         findings, extra_notes = _confirmed(store, tracked, results, device, budget, margin, seed)
         notes += extra_notes
-    finish(
+    options.finish(
         [*missing, *findings],
         outcome,
         "Changes in history" + (f" of {benchmark}" if benchmark else ""),
@@ -272,7 +263,7 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                *(able, functools.partial(_arms_of, notes), where, rules_of(margin), seed),
+                *(able, functools.partial(_arms_of, notes), where, options.rules_of(margin), seed),
                 budget_s=budget_s,
                 journal=journal,
             )

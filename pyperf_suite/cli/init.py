@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from importlib import metadata, resources
@@ -44,6 +43,8 @@ def init(bench: Path) -> None:
     _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=in_docstring)))
     _say(top / ".gitignore", lambda: _ignored(top / ".gitignore", f"{DEFAULT_RESULTS}/"))
     in_workflow = _as_argument(name).replace("${{", "${{ '${{' }}")  # which GitHub would evaluate
+    import json  # which `--help` does without
+
     # Pip's name of this version: the commit of a git URL that it came from, else its name.
     origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id")
