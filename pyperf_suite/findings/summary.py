@@ -277,8 +277,7 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
     stolen = sum(each["cpu_steal_s"] for each in quality) / elapsed_s
     if stolen > BUSY_CORES:
         yield _caution(
-            "The hypervisor gave {stolen} cores' time to other machines while cases were timed.",
-            stolen=stolen,
+            "The hypervisor gave {stolen} cores' time to other machines while cases were timed.", stolen=stolen
         )
 
 

@@ -121,11 +121,7 @@ def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -
 
 
 def comparisons_as_json(
-    heading: str,
-    findings: Sequence[Judgement],
-    notes: Sequence[str],
-    code: int,
-    extra: Mapping[str, Any] | None = None,
+    heading: str, findings: Sequence[Judgement], notes: Sequence[str], code: int, extra: Mapping[str, Any] | None = None
 ) -> str:
     """One object of heading, exit_code, counts by verdict, findings (urgent first), notes and `extra`; nan is null."""
     counts = Counter(finding.verdict for finding in findings)

@@ -19,20 +19,8 @@ from pyperf_suite.findings.summary import about_the_machine, cautions_of, failur
 from pyperf_suite.probes import FindProbe, all_probes, find_probe, is_users
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
-from pyperf_suite.render import text
+from pyperf_suite.render import terminal, text
 from pyperf_suite.render.charts import draw
-from pyperf_suite.render.terminal import (
-    PLACES_LINES,
-    SHOW_ALL,
-    escape,
-    print_answer,
-    print_cautions,
-    print_findings,
-    print_first_tables,
-    print_fitness,
-    print_places,
-    print_summary,
-)
 from pyperf_suite.render.text import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.results import RunFolder
@@ -55,7 +43,7 @@ def report_run(
     records: Sequence[Record],
     everything: bool = False,
     probes: Container[str] | None = None,
-    more: str = SHOW_ALL,
+    more: str = terminal.SHOW_ALL,
     find: FindProbe = find_probe,
 ) -> None:
     """Write a run's pictures and files, and end with one screen: failures, what matters, cautions, where the rest lies.
@@ -70,23 +58,25 @@ def report_run(
     if len(printed) == 1 and not everything:
         ((name, found),) = printed.items()
         failures = failures_of(records)
-        console.print(f"\n[bold]{escape(name)}[/bold]")
-        print_summary(console, failures)
-        besides = PLACES_LINES + 2 + len(failures)
-        print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, besides)
+        console.print(f"\n[bold]{terminal.escape(name)}[/bold]")
+        terminal.print_summary(console, failures)
+        besides = terminal.PLACES_LINES + 2 + len(failures)
+        terminal.print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, besides)
     else:
         if everything:
-            print_findings(console, printed, records)
+            terminal.print_findings(console, printed, records)
         else:
-            print_first_tables(console, printed, more)
+            terminal.print_first_tables(console, printed, more)
         console.print()
-        print_fitness(console, fitness)
-        print_summary(console, [*failures_of(records), *summary_of(printed, records)])
+        terminal.print_fitness(console, fitness)
+        terminal.print_summary(console, [*failures_of(records), *summary_of(printed, records)])
         # Remarks about the machine are at the top.
         of_the_machine = list(about_the_machine(records))
         of_the_cases = [each for each in of_the_run if each not in of_the_machine]
-        print_cautions(console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more)
-    print_places(console, folder.records_path, write_all(findings, records, folder), more)
+        terminal.print_cautions(
+            console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more
+        )
+    terminal.print_places(console, folder.records_path, write_all(findings, records, folder), more)
 
 
 def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe, **extra: Any) -> str:
