@@ -11,10 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; a rank among others is seen by them before anything heavy is imported.
-
-    What the encoding of standard output lacks is replaced.
-    """
+    """Run the command line; other ranks see this one before anything heavy is imported."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

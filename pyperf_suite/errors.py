@@ -1,7 +1,4 @@
-"""Errors of a request: exceptions, exit codes, the limits of fields, and what to write instead.
-
-Front ends print a `UserError` as one sentence and exit with its code; the worker turns `Unsupported` into a record.
-"""
+"""Errors of a request: exceptions, exit codes, the limits of fields, and what to write instead."""
 
 from __future__ import annotations
 
@@ -66,7 +63,13 @@ def ending_of(error: BaseException) -> UserError | None:
     """The sentence and the exit code with which a command ends for an error; None for a fault of the suite."""
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("Interrupted.")
-    full = refused_by_disk(error)
+    # A full disk, a quota or a limit of a file's size.
+    full: OSError | None = None
+    cause: BaseException | None = error
+    while full is None and cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            full = cause
+        cause = cause.__cause__ or cause.__context__
     if isinstance(error, UserError):
         error.exit_code = error.exit_code if full is None else ExitCode.FAILED
         return error
@@ -75,15 +78,6 @@ def ending_of(error: BaseException) -> UserError | None:
         return UserError(f"{what} cannot be written ({full.strerror}): make space and try again.", ExitCode.FAILED)
     broken = broken_package(error)
     return UserError(broken, ExitCode.FAILED) if broken else None
-
-
-def refused_by_disk(error: BaseException | None) -> OSError | None:
-    """Why it was raised, where that is a full disk, a quota or a limit of a file's size."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def broken_package(error: BaseException) -> str:

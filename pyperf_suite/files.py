@@ -1,7 +1,4 @@
-"""How the suite opens what lies in a results folder: regular files alone, no symbolic link written through, no waiting.
-
-A results folder comes from anywhere: a name in it may be a pipe, a device, or a link to somebody's own file.
-"""
+"""How the suite opens files of a results folder, which comes from anywhere: regular ones, no link, no waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from pyperf_suite.errors import UserError
 
 # A journal of a million records; what is larger would be read for minutes, or fill the memory.
 LARGEST_BYTES = 8 * 2**30
-
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
@@ -31,7 +27,7 @@ class NotRegular(OSError):
 
 
 def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool = False) -> IO[bytes]:
-    """The regular file at `path`, or behind a symbolic link there.
+    """The regular file at `path`, or behind a symbolic link there; a pipe is waited on where somebody writes it.
 
     Raises OSError, NotRegular for anything else, and where the file is larger than `limit`.
     """
@@ -53,16 +49,8 @@ def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
     return read_bytes(path, limit).decode("utf-8")
 
 
-def open_named_by_user(path: Path) -> IO[bytes]:
-    """As `open_for_reading`, also a pipe, which is waited on where somebody writes it and else is empty."""
-    return open_for_reading(path, may_be_pipe=True)
-
-
 def open_for_appending(path: Path) -> IO[bytes]:
-    """The regular file at `path`, made where it is not, unbuffered, every write at its end.
-
-    Raises OSError, NotRegular for a symbolic link.
-    """
+    """The regular file there, made if absent, written at its end. Raises OSError, NotRegular for a symbolic link."""
     descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK)
     return os.fdopen(descriptor, "ab", buffering=0)
 
@@ -115,10 +103,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a new folder, and those above it that are not there; their names are on disk when this returns.
-
-    Raises OSError, FileExistsError where it is there.
-    """
+    """Make a new folder, its names on disk when this returns. Raises OSError, FileExistsError where it is there."""
     absent = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True)
     for folder in absent:
@@ -197,10 +182,7 @@ def top_of(folder: Path) -> Path | None:
 
 
 def lock(file: IO[bytes], wait: bool = False) -> None:
-    """Keep other writers out for as long as the file is open; where files cannot be locked, nothing.
-
-    Raises BlockingIOError where a writer is there, unless the end of that one is to be waited for.
-    """
+    """Keep other writers out, where files can be locked. Raises BlockingIOError where one is there, or waits."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,7 +1,4 @@
-"""How a run is opened: the command line, pytest, `accept` and `study` hand over a request and get plan and session.
-
-Equal requests write equal records, but for what was measured and when.
-"""
+"""How a run is opened: the command line, pytest, `accept` and `study` hand over a request and get plan and session."""
 
 from __future__ import annotations
 
@@ -31,18 +28,8 @@ from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, pla
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import leave_launch, rank_environment
 from pyperf_suite.regressions.thresholds import load_setting
-from pyperf_suite.render.run_report import report_run, run_as_json, run_as_markdown
-from pyperf_suite.runner.plan import (
-    Outlook,
-    Plan,
-    PlannedCase,
-    Progress,
-    ProgressLines,
-    Trial,
-    in_random_order,
-    most_informative_first,
-    ranks_of,
-)
+from pyperf_suite.render.run_report import findings_of, markdown_of_run, report_run, run_as_json
+from pyperf_suite.runner import plan as plans
 from pyperf_suite.runner.profiles import Profile, find_profile
 from pyperf_suite.runner.results import RunFolder, create_run, find_run
 from pyperf_suite.runner.session import SENTINELS, Session, in_brief
@@ -75,7 +62,7 @@ class RunRequest:
     processes: int | None = None
     model: str | None = None
     audit: bool | None = None
-    cases: tuple[PlannedCase, ...] = ()
+    cases: tuple[plans.PlannedCase, ...] = ()
 
     @property
     def how(self) -> Profile:
@@ -89,20 +76,20 @@ class RunRequest:
             processes = 1  # fresh processes are the launcher's to start
         return profile if processes is None else dataclasses.replace(profile, processes=processes)
 
-    def planned(self, probes: Sequence[str]) -> list[PlannedCase]:
+    def planned(self, probes: Sequence[str]) -> list[plans.PlannedCase]:
         """The cases of these probes. Raises UserError where there are none as requested."""
         return planned_cases(probes, self.how.name, resolve(self.device), self.axes)
 
-    def in_order(self, cases: Sequence[PlannedCase]) -> tuple[PlannedCase, ...]:
+    def in_order(self, cases: Sequence[plans.PlannedCase]) -> tuple[plans.PlannedCase, ...]:
         """Shuffled by the seed; with a budget in an order that may be cut anywhere."""
-        return (in_random_order if self.budget_s is None else most_informative_first)(cases, self.seed)
+        return (plans.in_random_order if self.budget_s is None else plans.most_informative_first)(cases, self.seed)
 
-    def plan(self) -> Plan:
+    def plan(self) -> plans.Plan:
         """Plan the cases. Raises UserError for what cannot be planned."""
         cases = self.cases or self.in_order(self.planned(self.probes))
-        return Plan(cases, self.how, resolve(self.device), self.seed, self.axes)
+        return plans.Plan(cases, self.how, resolve(self.device), self.seed, self.axes)
 
-    def folder(self, plan: Plan) -> RunFolder:
+    def folder(self, plan: plans.Plan) -> RunFolder:
         """A new run's folder, or the one to go on with. Raises UserError where there is none."""
         machine, wanted = identity(plan.device), self.resume
         begins = self.may_begin and wanted not in (None, "latest")
@@ -120,7 +107,7 @@ class Run:
     find: FindProbe
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> plans.Plan:
         return self.session.plan
 
     @contextmanager
@@ -137,11 +124,10 @@ class Run:
         finally:
             session.close()
 
-    def measure(self, title: str, trials: Sequence[Trial] | None = None, outlook: Outlook | None = None) -> None:
-        """Measure these trials, by default all, and what follows them; progress and the rest go to standard error.
-
-        The line on what is ahead is that of `outlook`, by default the whole plan's.
-        """
+    def measure(
+        self, title: str, trials: Sequence[plans.Trial] | None = None, outlook: plans.Outlook | None = None
+    ) -> None:
+        """Measure these trials, by default all, and what follows; `outlook`, by default the plan's, is told first."""
         console, session = Console(stderr=True, emoji=False), self.session
 
         def say(line: str) -> None:
@@ -158,7 +144,7 @@ class Run:
                 self.follow_up(show, len(trials))
         say(session.cut_short)
 
-    def follow_up(self, show: Progress, done: int = 0) -> None:
+    def follow_up(self, show: plans.Progress, done: int = 0) -> None:
         """Measure what the probes ask for after the plan, then repeat the plan's cases for as long as is requested."""
         session = self.session
         asked = follow_ups(self.plan, session.records)
@@ -180,7 +166,8 @@ class Run:
 
     def as_markdown(self) -> str:
         """The same as Markdown, without pictures."""
-        return run_as_markdown(self.session.folder, list(self.session.records), self.find)
+        records = list(self.session.records)
+        return markdown_of_run(findings_of(records, self.find), records, self.session.folder, [])
 
     def as_json(self, **extra: Any) -> str:
         """The same as JSON."""
@@ -229,7 +216,7 @@ def open_run(
 
 def join_only_for_ranks(request: RunRequest) -> None:
     """Have a pod that only variables make a rank run alone where no case of the request takes ranks."""
-    if rank_environment().is_pod and not any(map(ranks_of, request.plan().cases)):
+    if rank_environment().is_pod and not any(map(plans.ranks_of, request.plan().cases)):
         leave_launch()
 
 
@@ -242,10 +229,7 @@ def started(device: Device, deadline_s: float = DEADLINE_S) -> tuple[WorkerPool,
 
 
 def begin_audit(requested: bool | None) -> None:
-    """Have this process and those it starts audit kernels where that is requested, or the pyproject.toml here says so.
-
-    Raises UserError where that says neither yes nor no.
-    """
+    """Have kernels audited if requested, or by the pyproject.toml here. Raises UserError where that is no bool."""
     if load_setting("audit", False) if requested is None else requested:
         os.environ[AUDIT_VARIABLE] = "1"
     elif requested is False:
@@ -293,15 +277,14 @@ def _judging(request: RunRequest, find: FindProbe, device: Device) -> FindProbe:
     return found
 
 
-# How often the words beside a bar are made anew.
 BAR_EVERY_S = 1.0
 
 
 @contextmanager
-def progress_on(console: Console, total: int) -> Iterator[Progress]:
+def progress_on(console: Console, total: int) -> Iterator[plans.Progress]:
     """A bar where there is a terminal; elsewhere a line of text every ten seconds, for a log."""
     if not console.is_terminal:
-        yield ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+        yield plans.ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
         return
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -309,7 +292,7 @@ def progress_on(console: Console, total: int) -> Iterator[Progress]:
     columns = (BarColumn(), TextColumn("{task.description}", markup=False))
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
-        say = ProgressLines(lambda line: bar.update(task, description=line), every_s=BAR_EVERY_S)
+        say = plans.ProgressLines(lambda line: bar.update(task, description=line), every_s=BAR_EVERY_S)
 
         def show(done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
             bar.update(task, completed=done, total=total)

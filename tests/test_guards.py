@@ -11,7 +11,8 @@ from pyperf_suite.user_kernels.guards import SEEN_CHANCE, _chance_of, recognises
 
 def in_a_process(program: str) -> str:
     """Return the output of a program that begins with guards that watch."""
-    begin = "from pyperf_suite.user_kernels.guards import Guards\nguards = Guards()\nguards.watch_imports()\n"
+    begin = "import sys\nfrom pyperf_suite.user_kernels.guards import Guards\n"
+    begin += "guards = Guards()\nsys.meta_path.insert(0, guards)\n"
     done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

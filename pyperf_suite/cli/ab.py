@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
-from pyperf_suite.cli.options import (
-    Finite,
-    OutcomeOptions,
-    audit_option,
-    axes_option,
-    device_option,
-    finish,
-    margin_option,
-    outcome_options,
-    profile_option,
-    results_option,
-    rules_of,
-    seed_option,
-    select_option,
-)
+from pyperf_suite.cli import options
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -34,16 +20,13 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
     from pyperf_suite.regressions.pairs.live_pair import Pair
     from pyperf_suite.regressions.verdict import Judgement
-    from pyperf_suite.run import RunRequest
     from pyperf_suite.runner.plan import PlannedCase
 
-# The cases of the probes, with the profile, the device and the axes that were given.
 Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
 Say = Callable[[str], None]
 
 # How often it is said that a side is still being prepared; the first time it has taken so long.
 PREPARING_EVERY_S = 5.0
-
 # Processes that import the file's modules, in turn, before the first pair of users' kernels, and seconds until the
 # first pair of each other case starts, by the kind of device.
 PROCESSES = 4
@@ -62,17 +45,17 @@ FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
 @click.option(
     "--new", required=True, metavar="ARM", help="New side, in the same forms as --old. Required. Example: --new ."
 )
-@select_option
-@axes_option
-@profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
-@device_option()
-@margin_option
+@options.select_option
+@options.axes_option
+@options.profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
+@options.device_option()
+@options.margin_option
 @click.option(
     "--budget",
     "budget_s",
     default=30.0,
     show_default=True,
-    type=Finite(0, 86_400, min_open=True),
+    type=options.Finite(0, 86_400, min_open=True),
     metavar="SECONDS",
     help="Time limit for each benchmark. Example: --budget 60.",
 )
@@ -84,10 +67,10 @@ FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
     metavar="N",
     help="Maximum number of pairs for each benchmark. Example: --max-pairs 20.",
 )
-@results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
-@seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
-@audit_option
-@outcome_options
+@options.results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
+@options.seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
+@options.audit_option
+@options.outcome_options
 def ab(
     probes: tuple[str, ...],
     old: str,
@@ -102,7 +85,7 @@ def ab(
     results: Path,
     seed: int,
     audit: bool | None,
-    outcome: OutcomeOptions,
+    outcome: options.OutcomeOptions,
 ) -> None:
     """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
 
@@ -125,17 +108,22 @@ def ab(
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
     from pyperf_suite.run import RunRequest, begin_audit, progress_on
     from pyperf_suite.runner.plan import in_words
+    from pyperf_suite.workloads import find_workload
 
     begin_audit(audit)
     where = resolve(device)
-    rule_for = rules_of(margin, max_pairs=max_pairs)
+    rule_for = options.rules_of(margin, max_pairs=max_pairs)
     planned_s: list[float] = []
 
     def planned(names: Sequence[str]) -> list[PlannedCase]:
         begin_s = time.monotonic()
-        found = _planned(RunRequest(profile=profile, device=device, axes=axes), names)
+        requested = RunRequest(profile=profile, device=device, axes=axes).planned(names)
+        alone = [each for each in requested if not find_workload(each.case.operator).ranks(each.case.parameters)]
+        if not alone:
+            probe_names = ", ".join(dict.fromkeys(each.probe for each in requested))
+            raise UserError(f"{probe_names} measures groups of processes, which cannot take turns in pairs: use run.")
         planned_s.append(time.monotonic() - begin_s)
-        return found
+        return alone
 
     console = Console(stderr=True, emoji=False)
     say: Say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
@@ -171,7 +159,7 @@ def ab(
     measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
     repository = new_arm.repository or old_arm.repository
     heading = f"{new_arm.name} against {old_arm.name}{repository and f' of {repository}'} on {where}"
-    finish(measured, outcome, heading, [*notes, *_notes(findings, folder, results, identity(where).slug)])
+    options.finish(measured, outcome, heading, [*notes, *_notes(findings, folder, results, identity(where).slug)])
 
 
 def _sides(
@@ -218,18 +206,6 @@ def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]], say: 
                 say(f"Preparing {requested} for {in_words(time.monotonic() - begin_s)}{before}")
             arms[requested] = making.result()
     return arms[old], arms[new]
-
-
-def _planned(request: RunRequest, probes: Sequence[str]) -> list[PlannedCase]:
-    """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.workloads import find_workload
-
-    planned = request.planned(probes)
-    alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
-    if not alone:
-        names = ", ".join(dict.fromkeys(each.probe for each in planned))
-        raise UserError(f"{names} measures groups of processes, which cannot take turns in pairs: use run.")
-    return alone
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:

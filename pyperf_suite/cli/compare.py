@@ -5,24 +5,13 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import (
-    OutcomeOptions,
-    device_option,
-    finish,
-    machine_option,
-    margin_option,
-    outcome_options,
-    results_option,
-    rules_of,
-    seed_option,
-    select_option,
-)
+from pyperf_suite.cli import options
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -34,21 +23,20 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.verdict import Judgement
 
 
-# Benchmarks named in a sentence about what was not compared; a run may hold hundreds.
 NAMED = 4
 
 
 @click.command()
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@margin_option
-@select_option
-@results_option(
+@options.margin_option
+@options.select_option
+@options.results_option(
     "Folder of the named runs, and of the earlier runs that noise is estimated from. Example: --results old_results."
 )
-@outcome_options
+@options.outcome_options
 def compare(
-    old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: OutcomeOptions
+    old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: options.OutcomeOptions
 ) -> None:
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
@@ -76,10 +64,22 @@ def compare(
     if any(name.startswith("latest") for name in (old, new)):  # which passes over a run that holds nothing
         findings += store.unreadable(after.machine)
     uncompared = one_sided(before, after)
-    notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
+    left_out = []
+    where = {
+        "only_old": f"only in {before.name}",
+        "only_new": f"only in {after.name}",
+        "neither": "measured in neither run",
+    }
+    for kind, labels in uncompared.items():
+        if labels:
+            more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
+            left_out.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
+    notes = [*before.notes, *after.notes, *left_out, *notes]
     sides = (("old", before), ("new", after))
     extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
-    finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared})
+    options.finish(
+        findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared}
+    )
 
 
 def _compare(
@@ -88,9 +88,6 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-
-    def margin_of(probe: str, label: str) -> float:
-        return thresholds.margin_of(probe, label, margin)
 
     notes = []
     measured = [*old.benchmarks.values(), *new.benchmarks.values()]
@@ -109,7 +106,7 @@ def _compare(
     converted = _sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
-    findings = compare_sides(old, new, margin_of, noise_of)
+    findings = compare_sides(old, new, functools.partial(thresholds.margin_of, requested=margin), noise_of)
     notes += store.notes
     checked = latest_selfcheck(store.results, new.machine)
     if checked is not None:
@@ -151,21 +148,10 @@ def _chosen(side: Side, pattern: str | None) -> Side:
     return dataclasses.replace(side, benchmarks=kept)
 
 
-def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequence[str]]) -> list[str]:
-    """A sentence for each kind of benchmark that could not be compared, naming the first few."""
-    where = {"only_old": f"only in {old.name}", "only_new": f"only in {new.name}", "neither": "measured in neither run"}
-    found = []
-    for kind, labels in uncompared.items():
-        if labels:
-            more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
-            found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
-    return found
-
-
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
-@results_option()
-@machine_option
+@options.results_option()
+@options.machine_option
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
@@ -185,10 +171,10 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
     "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
     help="Time limit of --confirm for each benchmark. Example: --budget 60.",
 )  # fmt: skip
-@margin_option
-@device_option("Device of --confirm: auto, cpu or cuda:N. Example: --device cpu.")
-@seed_option("Seed of the random order of --confirm. Example: --seed 7.")
-@outcome_options
+@options.margin_option
+@options.device_option("Device of --confirm: auto, cpu or cuda:N. Example: --device cpu.")
+@options.seed_option("Seed of the random order of --confirm. Example: --seed 7.")
+@options.outcome_options
 def track(
     benchmark: str | None,
     results: Path,
@@ -199,7 +185,7 @@ def track(
     margin: float | None,
     device: str,
     seed: int,
-    outcome: OutcomeOptions,
+    outcome: options.OutcomeOptions,
 ) -> None:
     """Search the stored series of all benchmarks, or of BENCHMARK, for changes; the most recent first.
 
@@ -234,7 +220,7 @@ def track(
     if rerun:
         findings, extra_notes = _confirmed(store, tracked, results, device, budget, margin, seed)
         notes += extra_notes
-    finish(
+    options.finish(
         [*missing, *findings],
         outcome,
         "Changes in history" + (f" of {benchmark}" if benchmark else ""),
@@ -277,7 +263,7 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                *(able, functools.partial(_arms_of, notes), where, rules_of(margin), seed),
+                *(able, functools.partial(_arms_of, notes), where, options.rules_of(margin), seed),
                 budget_s=budget_s,
                 journal=journal,
             )

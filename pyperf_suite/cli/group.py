@@ -67,18 +67,13 @@ class Suite(click.Group):
                 warnings.warn(str(error), stacklevel=2)
         return super().get_command(ctx, cmd_name)
 
-    def _map(self, ctx: click.Context) -> str:
-        """MAP without the commands of parts that are not installed."""
-        known = self.list_commands(ctx)
-        lines = [(line, line.split()) for line in MAP.splitlines()]
-        return "\n".join(
-            line for line, words in lines if not (line.startswith("  pyperf-suite ") and words[1] not in known)
-        )
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Click's, but for no arguments the map of first steps and exit code 0."""
         if not args and not ctx.resilient_parsing:
-            click.echo(self._map(ctx))
+            names, lines = self.list_commands(ctx), [(line, line.split()) for line in MAP.splitlines()]
+            # Commands of parts that are not installed are left out.
+            there = [line for line, words in lines if not line.startswith("  pyperf-suite ") or words[1] in names]
+            click.echo("\n".join(there))
             ctx.exit()
         return super().parse_args(ctx, args)
 

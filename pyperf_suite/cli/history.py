@@ -1,7 +1,4 @@
-"""`pyperf-suite history`, `export`, `findings` and `report`: what stored runs say.
-
-As series over runs, as the records of one run in a table, as its findings in JSON, and all runs on one HTML page.
-"""
+"""`pyperf-suite history`, `export`, `findings` and `report`: stored runs as series, a table, JSON, and an HTML page."""
 
 from __future__ import annotations
 
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import BenchmarkSeries
 
 REPORT_NAME = "report.html"
+_LISTED = 20
 
 
 @click.command()
@@ -54,7 +52,15 @@ def history(benchmark: str | None, results: Path, machine: str | None, as_json: 
     if as_json:
         click.echo(_series_as_json(matching, notes), nl=False)
         return
-    series, left_out = (matching, []) if everything else _most_recent(matching, benchmark is None)
+    series, left_out = matching, list[str]()
+    if not everything:
+        # Exact figures are the first that are not listed of all benchmarks.
+        timed = [each for each in matching if benchmark is not None or each.kind != "static"] or matching
+        newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
+        series = [timed[place] for place in sorted(newest_first[:_LISTED])]
+        if left := len(matching) - len(series):
+            why = "exact figures of static kernels, or measured no later"
+            left_out = [f"{left} more are not listed ({why}): name them, or --all."]
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
 
@@ -271,18 +277,3 @@ def _series_as_json(matching: Sequence[BenchmarkSeries], notes: Sequence[str]) -
         for each in matching
     ]
     return as_text({"series": series, "notes": list(notes)})
-
-
-# Series that a person reads in one go; --all shows more.
-_LISTED = 20
-
-
-def _most_recent(matching: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:
-    """The series to list, and a sentence about those that are not: of everything first of all the exact figures."""
-    timed = [each for each in matching if each.kind != "static"] if everything else []
-    timed = timed or list(matching)
-    newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
-    listed = [timed[place] for place in sorted(newest_first[:_LISTED])]
-    left = len(matching) - len(listed)
-    why = "exact figures of static kernels, or measured no later"
-    return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []

@@ -43,7 +43,13 @@ def init(bench: Path) -> None:
     _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=in_docstring)))
     _say(top / ".gitignore", lambda: _ignored(top / ".gitignore", f"{DEFAULT_RESULTS}/"))
     in_workflow = _as_argument(name).replace("${{", "${{ '${{' }}")  # which GitHub would evaluate
-    workflow = _filled("workflow.yml", FILE=in_workflow, SUITE=_requirement())
+    import json  # which `--help` does without
+
+    # Pip's name of this version: the commit of a git URL that it came from, else its name.
+    origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    suite = f"git+{origin['url']}@{commit}" if commit else f"pyperf_suite=={__version__}"
+    workflow = _filled("workflow.yml", FILE=in_workflow, SUITE=suite)
     _say(top / WORKFLOW, lambda: _below(top, top / WORKFLOW, workflow))
     click.echo(f"\nNext: pyperf-suite run {here}")
 
@@ -96,13 +102,3 @@ def _filled(template: str, **values: str) -> str:
     for name, value in values.items():
         text = text.replace(name, value)
     return text
-
-
-def _requirement() -> str:
-    """Return pip's name of this version: the commit of a git URL that it came from, else its name."""
-    import json
-
-    origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")
-    if commit := origin.get("vcs_info", {}).get("commit_id"):
-        return f"git+{origin['url']}@{commit}"
-    return f"pyperf_suite=={__version__}"

@@ -1,7 +1,4 @@
-"""`pyperf-suite`: the command line, a thin front end over runner, probes and report.
-
-Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
-"""
+"""`pyperf-suite`: the command line, a thin front end; what is heavy is imported inside the command that needs it."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,20 +59,16 @@ def _spoken(received: list[int]) -> Iterator[None]:
         if (ending := ending_of(error)) is None:
             raise
         if isinstance(error, OSError) and error.filename is None:
-            _give_up_output()
+            # Drop what standard output still holds, which Python would write once more as it ends.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
         spoken = click.ClickException(printable(str(ending)))
         spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
         if isinstance(ending, Interrupted):
             spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
         raise spoken from error
-
-
-def _give_up_output() -> None:
-    """Drop what standard output still holds, which Python would write once more as it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 @contextmanager
@@ -152,21 +145,16 @@ def run(
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if shape is not None:
-        probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
+        from pyperf_suite.probes import all_probes, expanded, find_probe
+
+        shaped = tuple(probe.name for probe in all_probes() if probe.shaped)
+        if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
+            raise UserError(f"{others[0]} trains none of the guides' models: --shape is for {', '.join(shaped)}.")
+        probes, axes = probes or shaped, (*axes, f"shape={shape}")
     if list_probes:
         (_list_as_json if as_json else _print_probes)(probes, device, axes)
         return
     _run(probes, axes, as_json, device=device, **options)
-
-
-def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the requested probes, or all that train the guides' models. Raises UserError for a probe that does not."""
-    from pyperf_suite.probes import all_probes, expanded, find_probe
-
-    those = tuple(probe.name for probe in all_probes() if probe.shaped)
-    if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
-        raise UserError(f"{others[0]} trains none of the guides' models: --shape is for {', '.join(those)}.")
-    return probes or those
 
 
 @main.command()
@@ -237,7 +225,7 @@ def _list_as_json(names: tuple[str, ...], device: str, axes: tuple[str, ...]) ->
 
     found: list[dict[str, Any]] = [each._asdict() for each in ([] if names else listed())]
     for probe in map(find_probe, expanded(names)):
-        profiles = [each._asdict() for each in _profiles(probe, device, axes)]
+        profiles = list(_profiles(probe, device, axes))
         found.append({"topic": probe.topic, "name": probe.name, "question": probe.question, "profiles": profiles})
     click.echo(as_text({"probes": found}), nl=False)
 
@@ -264,22 +252,17 @@ def _print_probes(names: tuple[str, ...], device: str, axes: tuple[str, ...]) ->
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
     for probe in [find_probe(name) for name in expanded(names)]:
         line(f"  {probe.question}", bold=probe.name)
-        _print_profiles(line, probe, device, axes)
+        before: dict[str, str] = {}
+        for profile in _profiles(probe, device, axes):
+            line(f"  {profile['ahead']} ({profile['purpose']})")
+            for name, values in profile["axes"].items():
+                if before.get(name) != values:  # as those of the profile before it
+                    line(f"    -a {name}={values}")
+            before = profile["axes"]
 
 
-class _Listed(NamedTuple):
-    """A profile of a probe: its cases, seconds they are expected to take here, and values of its axes as text."""
-
-    profile: str
-    purpose: str
-    ahead: str
-    cases: int
-    seconds: float
-    axes: dict[str, str]
-
-
-def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[_Listed]:
-    """Each profile with the axes that were replaced for this probe."""
+def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Each profile of a probe: its cases, seconds they are expected to take here, and values of its axes as text."""
     from pyperf_suite.findings.axes import overrides_for, parse_overrides, replace_axes
     from pyperf_suite.run import RunRequest
     from pyperf_suite.runner.plan import Outlook
@@ -291,15 +274,11 @@ def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[_Lis
         own = replace_axes(probe.axes(profile.name, plan.device), replaced)
         values = {field.name: ",".join(map(str, getattr(own, field.name))) for field in fields(own)}
         ahead = Outlook(plan)
-        yield _Listed(profile.name, profile.purpose, ahead.line, len(plan.cases), ahead.run_s(), values)
-
-
-def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
-    """Print what each profile takes here, and its axes where they differ from those of the profile before."""
-    before: dict[str, str] = {}
-    for listed in _profiles(probe, device, axes):
-        line(f"  {listed.ahead} ({listed.purpose})")
-        for name, values in listed.axes.items():
-            if before.get(name) != values:
-                line(f"    -a {name}={values}")
-        before = listed.axes
+        yield {
+            "profile": profile.name,
+            "purpose": profile.purpose,
+            "ahead": ahead.line,
+            "cases": len(plan.cases),
+            "seconds": ahead.run_s(),
+            "axes": values,
+        }

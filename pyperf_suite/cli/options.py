@@ -1,7 +1,4 @@
-"""Options that several commands share, the kinds of values that people write for them, and how commands that judge end.
-
-A command that judges takes `@outcome_options`, gets `outcome: OutcomeOptions`, and calls `finish` as the last thing.
-"""
+"""Options that several commands share, kinds of values, and how those that judge end (`@outcome_options`, `finish`)."""
 
 from __future__ import annotations
 
@@ -254,7 +251,15 @@ def finish(
 
         most = None if requested.everything else MOST_SHOWN
         print_comparisons(console_for(requested.everything), heading, findings, notes, code, fail_on, most)
-    _write_files(findings, requested, heading, notes, fail_on)
+    if requested.markdown is not None:
+        from pyperf_suite.render.comparisons import summary
+
+        append_markdown(requested.markdown, summary(heading, findings, notes))
+    if requested.junit is not None:
+        from pyperf_suite.files import write_for_user
+        from pyperf_suite.render.comparisons import junit_xml
+
+        write_for_user(requested.junit, junit_xml(heading, findings, fail_on))
     raise SystemExit(code)
 
 
@@ -265,18 +270,6 @@ def rules_of(margin: float | None, **limits: Any) -> RuleFor:
 
     thresholds = load_thresholds()
     return lambda case: SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin), **limits)
-
-
-def _write_files(
-    findings: Sequence[Judgement], requested: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
-) -> None:
-    from pyperf_suite.files import write_for_user
-    from pyperf_suite.render.comparisons import junit_xml, summary
-
-    if requested.markdown is not None:
-        append_markdown(requested.markdown, summary(heading, findings, notes))
-    if requested.junit is not None:
-        write_for_user(requested.junit, junit_xml(heading, findings, fail_on))
 
 
 def append_markdown(path: Path | None, content: str) -> None:

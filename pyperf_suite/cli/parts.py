@@ -1,7 +1,4 @@
-"""Hand on what the planner and the node package have for each other and for the core, which do not import them.
-
-Commands get it as click's object, and probes as arguments. A part whose folder was deleted has nothing.
-"""
+"""Hand on what planner and node, which may be absent, have for each other and for the core: click's object."""
 
 from __future__ import annotations
 

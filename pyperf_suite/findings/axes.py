@@ -26,8 +26,6 @@ Numbers = TypeVar("Numbers", bound="Dimensions")
 # nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
 BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
 DEFAULT_FACTOR = 2
-
-# Values of an axis, or what gives them where the device decides.
 Values = tuple[Any, ...] | Callable[[Device], tuple[Any, ...]]
 _LADDER = ("quick", "standard", "full")
 

@@ -160,10 +160,7 @@ class ClaimVerdict:
 
 @dataclass(frozen=True)
 class Heading:
-    """Name of a table's column, and the unit of its numbers; "" for names.
-
-    In a narrow terminal columns with the lowest `priority` go first.
-    """
+    """A column's name, and the unit of its numbers; in a narrow terminal the lowest `priority` goes first."""
 
     name: str
     unit: str = ""
@@ -236,10 +233,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its length, half the length of its error bar, and a second mark next to it; NaN where there is none.
-
-    `note` says why there is no value.
-    """
+    """One bar: its length, half its error bar, and a second mark, NaN where there is none; `note` says why."""
 
     name: str
     value: float
@@ -315,20 +309,13 @@ class Findings:
 
 def findings(*parts: Remark | ClaimVerdict | Table | Figure | Document | Iterable[Any] | None) -> Findings:
     """Whatever was found, sorted by kind; None and tables without rows are left out, what is iterable is unpacked."""
-    remarks: list[Remark | ClaimVerdict] = []
-    tables: list[Table] = []
-    figures: list[Figure] = []
-    documents: list[Document] = []
-    for part in _flat(parts):
-        if isinstance(part, Remark | ClaimVerdict):
-            remarks.append(part)
-        elif isinstance(part, Table):
-            tables += [part] if part.rows else []
-        elif isinstance(part, Figure):
-            figures.append(part)
-        else:
-            documents.append(part)
-    return Findings(tuple(remarks), tuple(tables), tuple(figures), tuple(documents))
+    flat = list(_flat(parts))
+    return Findings(
+        tuple(part for part in flat if isinstance(part, Remark | ClaimVerdict)),
+        tuple(part for part in flat if isinstance(part, Table) and part.rows),
+        tuple(part for part in flat if isinstance(part, Figure)),
+        tuple(part for part in flat if isinstance(part, Document)),
+    )
 
 
 def _flat(parts: Iterable[Any]) -> Iterable[Any]:

@@ -13,18 +13,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
-from pyperf_suite.findings.data import (
-    Cell,
-    Claim,
-    ClaimVerdict,
-    Heading,
-    Kind,
-    Remark,
-    Series,
-    Table,
-    named,
-    remark,
-)
+from pyperf_suite.findings import data
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity, quantity
@@ -38,10 +27,7 @@ Parameters = TypeVar("Parameters")
 
 @dataclass(frozen=True)
 class Row(Generic[Parameters]):
-    """One measured case: `p` are its parameters, `reading` its times, `observed` what was observed besides, by metric.
-
-    `rows` are all rows of the run, itself among them.
-    """
+    """One measured case: parameters `p`, times `reading`, what was `observed` besides, and all `rows` of its run."""
 
     reading: Reading
     observed: Mapping[str, float]
@@ -54,8 +40,7 @@ class Row(Generic[Parameters]):
     @property
     def p(self) -> Parameters:
         """The parameters of its case."""
-        found: Parameters = self.reading.case.parameters
-        return found
+        return self.reading.case.parameters
 
     @property
     def implementation(self) -> str:
@@ -67,10 +52,7 @@ class Row(Generic[Parameters]):
         return self.reading.seconds
 
     def by_name(self, name: str) -> Any:
-        """The value that a column or a template names: a parameter, of the case, computed, observed, of the reading.
-
-        The first that has the name gives it. Raises AttributeError for an unknown name.
-        """
+        """The first parameter, field of the case, computed, observed or reading's of that name, or AttributeError."""
         if hasattr(self.p, name):
             return getattr(self.p, name)
         if name in ("implementation", "mode", "operator"):
@@ -105,11 +87,13 @@ class Row(Generic[Parameters]):
         """The other's time over its own, over the processes that measured both."""
         return speedup(slow.reading, self.reading)
 
-    def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+    def remark(self, template: str, *, kind: data.Kind = "", effect: str = "", **values: Any) -> data.Remark:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
-        return remark(template, self, kind=kind, effect=effect, **values)
+        return data.remark(template, self, kind=kind, effect=effect, **values)
 
-    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> ClaimVerdict:
+    def judge(
+        self, claim: data.Claim, template: str, measured: Ratio | Quantity | float, **values: Any
+    ) -> data.ClaimVerdict:
         """The verdict of a claim on this row, whose template is filled as that of a remark."""
         return claim.judge(template, measured, self, **values)
 
@@ -193,7 +177,7 @@ def series(
     x: Callable[[Item], float] | str,
     y: Callable[[Item], Any] | str,
     style: str = "points",
-) -> Series:
+) -> data.Series:
     """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
 
     As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
@@ -204,29 +188,31 @@ def series(
     barred = values if style == "points" else []
     low = [each.value if math.isnan(each.low) else each.low for each in barred]
     high = [each.value if math.isnan(each.high) else each.high for each in barred]
-    return Series(label, places, [value.value for value in values], style, low, high)
+    return data.Series(label, places, [value.value for value in values], style, low, high)
 
 
-def series_by(by: str, rows: Iterable[Row[Any]], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
+def series_by(by: str, rows: Iterable[Row[Any]], x: str, y: str, fewest: int = 1) -> tuple[data.Series, ...]:
     """Points of rows, a series for each value of `by` that has `fewest` places; all three name what a row has."""
     groups = grouped(rows, lambda row: str(row.by_name(by)))
     drawn = (series(label, group, x, y) for label, group in groups.items())
     return tuple(each for each in drawn if len(set(each.x)) >= fewest)
 
 
-def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points: int, factor: float = 1.0) -> Series:
+def law_over_sizes(
+    label: str, law: Any, smallest: float, largest: float, points: int, factor: float = 1.0
+) -> data.Series:
     """The rate that a law of seconds over bytes promises between two sizes, times a factor."""
     import numpy as np
 
     sizes = np.geomspace(smallest, largest, points)
-    return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
+    return data.Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
 
 
 def getter(path: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
     if callable(path):
         return path
-    return partial(named, path=path) if path else lambda _: True
+    return partial(data.named, path=path) if path else lambda _: True
 
 
 def misses(errors: Iterable[float]) -> dict[str, Any]:
@@ -234,11 +220,7 @@ def misses(errors: Iterable[float]) -> dict[str, Any]:
     import statistics
 
     known = [*map(float, errors)]
-    return {
-        "count": len(known),
-        "median": Quantity(statistics.median(known), "%"),
-        "worst": Quantity(max(known), "%"),
-    }
+    return {"count": len(known), "median": Quantity(statistics.median(known), "%"), "worst": Quantity(max(known), "%")}
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -264,13 +246,13 @@ class Column:
     priority: int = 1
     predicted: bool = False
 
-    def cell(self, item: Any) -> Cell:
+    def cell(self, item: Any) -> data.Cell:
         if callable(self.value):
             value = self.value(item)
         elif isinstance(item, Mapping):
             value = item[self.value or self.name]
         else:
-            value = named(item, self.value or self.name)
+            value = data.named(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Numbers of numpy are numbers too.
@@ -282,10 +264,10 @@ class Column:
         return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 
-def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:
+def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> data.Table:
     """One row an item."""
-    return Table(
+    return data.Table(
         title,
-        tuple(Heading(column.name, column.unit, column.priority) for column in columns),
+        tuple(data.Heading(column.name, column.unit, column.priority) for column in columns),
         tuple(tuple(column.cell(item) for column in columns) for item in items),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,10 +50,7 @@ def summary_of(findings: Mapping[str, Findings], records: Sequence[Record] = ())
 
 
 def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> Iterator[SummaryPoint]:
-    """Find for each subject measured next to other probes the largest effect, else the first thing that was found.
-
-    Else what leaves it open, and what it would cost to decide.
-    """
+    """A subject's largest effect next to other probes, else its first finding, else what would decide at which cost."""
     for probe, subject in SUBJECTS.items() if len(findings) > 1 else ():
         if probe not in findings:
             continue
@@ -231,6 +229,8 @@ STEADY_MACHINE = 0.05
 # Cores that others may keep busy, on average over a run, before figures suffer.
 BUSY_CORES = 0.1
 
+_caution = functools.partial(remark, kind="caution")
+
 
 def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
     """Return remarks on the whole run, with cases of probes not named, and by probe remarks on its cases.
@@ -248,19 +248,17 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
     """Drift between sentinels, cores that went, and what others and the hypervisor took while cases were timed."""
     sentinels = [each.seconds for each in records if each.kind == "sentinel" and each.outcome == "ok"]
     if len(sentinels) > 1 and (drift := max(sentinels) / min(sentinels) - 1) > STEADY_MACHINE:
-        yield remark(
+        yield _caution(
             "The sentinel kernel's time changed by {drift} between the start and the end of the run: the machine "
             "itself changed speed, so small differences between cases mean little.",
-            kind="caution",
             drift=quantity(drift, "%"),
         )
     measured = [each.quality for each in _timed(records) if each.outcome == "ok"]
     allowed = [cores for each in measured if (cores := each.get("before", {}).get("allowed_cores"))]
     if allowed and min(allowed) < max(allowed):
-        yield remark(
+        yield _caution(
             "The run could use {most} cores while some cases were timed and {cores} while others were: their cpuset "
             "changed meanwhile, so figures of the two do not compare.",
-            kind="caution",
             cores=min(allowed),
             most=max(allowed),
         )
@@ -271,18 +269,15 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
         return
     others = sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in quality) / elapsed_s
     if others > BUSY_CORES:
-        yield remark(
+        yield _caution(
             "Other processes kept {others} cores busy while cases were timed; a worker that shares a core waits for "
             "whole scheduler ticks, so measure again on an idle machine.",
-            kind="caution",
             others=others,
         )
     stolen = sum(each["cpu_steal_s"] for each in quality) / elapsed_s
     if stolen > BUSY_CORES:
-        yield remark(
-            "The hypervisor gave {stolen} cores' time to other machines while cases were timed.",
-            kind="caution",
-            stolen=stolen,
+        yield _caution(
+            "The hypervisor gave {stolen} cores' time to other machines while cases were timed.", stolen=stolen
         )
 
 
@@ -290,9 +285,8 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
     """Yield remarks on cases that cannot be measured here, and on cases that did not converge."""
     missing = [each for each in _timed(records) if each.outcome == "unsupported"]
     if missing:
-        yield remark(
+        yield _caution(
             f"{{count}} {'trial' if len(missing) == 1 else 'trials'} unsupported, the first {{case}}: {{reason}}",
-            kind="caution",
             count=len(missing),
             case=missing[0].label,
             reason=missing[0].reason,
@@ -300,10 +294,9 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
     measured = [each for each in _timed(records) if each.outcome == "ok"]
     loose = sum(not each.quality["converged"] for each in measured)
     if loose:
-        yield remark(
+        yield _caution(
             "{loose} of {measured} measurements reached their time limit before their interval was as "
             "narrow as the profile asks: a longer profile, or an idler machine, narrows it.",
-            kind="caution",
             loose=loose,
             measured=len(measured),
         )
@@ -311,9 +304,8 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
     kept = [each for each in measured if each.quality.get("kept_despite")]
     if kept:
         reasons = sorted({str(reason) for each in kept for reason in each.quality["kept_despite"]})
-        yield remark(
+        yield _caution(
             "{count} of {measured} measurements have no sample without {reasons}: all are kept, and do not converge.",
-            kind="caution",
             count=len(kept),
             measured=len(measured),
             reasons=", ".join(reasons),
@@ -325,10 +317,9 @@ def _about_levels(measured: Sequence[Record]) -> Iterator[Remark]:
     leveled = [(each, each.quality["levels"]) for each in measured if each.quality.get("levels")]
     for record, levels in leveled:
         if levels["is_figure"]:
-            yield remark(
+            yield _caution(
                 "Launches of {case} have two levels, {fast} and {slow}, the slow one in {share} of samples: the time "
                 "shown is their mean.",
-                kind="caution",
                 case=record.label,
                 fast=quantity(levels["fast_s"], "duration"),
                 slow=quantity(levels["slow_s"], "duration"),
@@ -337,10 +328,9 @@ def _about_levels(measured: Sequence[Record]) -> Iterator[Remark]:
     others = [(levels["mean_s"] / record.seconds, record) for record, levels in leveled if not levels["is_figure"]]
     if others:
         ratio, record = max(others, key=lambda each: each[0])
-        yield remark(
+        yield _caution(
             "In {count} of {measured} measurements some launches are much slower than others, which nothing known of "
             "the machine explains: the most in {case}, whose mean is {ratio} as long as the time shown.",
-            kind="caution",
             count=len(others),
             measured=len(measured),
             case=record.label,

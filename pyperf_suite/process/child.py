@@ -33,22 +33,15 @@ from pyperf_suite.process.system import crash_place
 
 # How often a waiting handle looks whether there is progress, and at the memory of a process that is bounded.
 LOOK_S, LOOK_AT_MEMORY_S, LOOK_FOR_CHILDREN_S = 1.0, 0.05, 0.5
-
 # The last LOG_TAIL_BYTES of the process's output are read; a log larger than LARGEST_LOG_BYTES is emptied.
 LOG_TAIL_BYTES, LARGEST_LOG_BYTES, LARGEST_ANSWER_BYTES = 64 << 10, 16 << 20, 64 << 20
-
 # A template imports its modules before it answers; a process that waited this long is started by itself.
 ANSWERS_WITHIN_S = 30.0
-
-# Causes of a loss that are reported in other words, or by name.
 HUNG, ENDED, FORGED = "no answer in time", "process ended", "forged answer"
-
 # How long a process whose channel closed may take to end, and one that hangs to write its stacks down.
 _ENDING_S, _WRITING_S = 1.0, 1.0
-
 # How faulthandler begins stacks, on request and at a crash.
 _STACKS = re.compile(r"^(?:Fatal Python error: |Timeout \(|(?:Current thread|Thread) 0x)", re.MULTILINE)
-
 _PR_SET_CHILD_SUBREAPER = 36
 _CPU_CLOCK_OF_A_PROCESS = 2
 
@@ -156,10 +149,7 @@ class ChildProcess:
         return lost
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
-        """Send a request without waiting; it is due `answers` answers.
-
-        Raises `failure` if nobody reads it any more, or if answers to the last request are due.
-        """
+        """Send a request, due `answers` answers, and do not wait. Raises `failure` if none reads it or some are due."""
         if self.is_closed:
             raise self.lost(ENDED, "had ended before it was sent a request")
         if self.is_waited_for:
@@ -179,10 +169,7 @@ class ChildProcess:
         self._end_s, self._deadline_s = time.monotonic() + seconds, seconds
 
     def receive(self, deadline_s: float | None = None) -> dict[str, Any]:
-        """The next answer to the last request, due after `deadline_s` or at the deadline that was set before.
-
-        Raises `failure`, also for an answer to any other request.
-        """
+        """The next answer, due after `deadline_s` or as set before. Raises `failure`, also for another request's."""
         if deadline_s is not None:
             self.deadline_in(deadline_s)
         answer = self._checked(self._read_line())
@@ -304,7 +291,16 @@ class ChildProcess:
                 continue
             self._bound_log()
             if self._is_bounded:
-                self._bound_memory()
+                # The search for its children takes long.
+                if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
+                    self._watched, self._looked_s = self._family(), time.monotonic()
+                resident = 0
+                for each in self._watched:
+                    with contextlib.suppress(psutil.Error):
+                        resident += each.memory_info().rss
+                if resident > self._memory_bytes:
+                    words = f"took {resident / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free"
+                    raise self.lost("memory", words)
             last, progress = progress, self.progress()
             if progress != last:
                 self.deadline_in(self._deadline_s)
@@ -312,18 +308,6 @@ class ChildProcess:
                 raise self.lost(HUNG, f"did not answer within {self._deadline_s:.3g} s and was ended")
         line, _, self._unread = self._unread.partition(b"\n")
         return line
-
-    def _bound_memory(self) -> None:
-        # The search for its children takes long.
-        if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
-            self._watched, self._looked_s = self._family(), time.monotonic()
-        held = 0
-        for each in self._watched:
-            with contextlib.suppress(psutil.Error):
-                held += each.memory_info().rss
-        if held > self._memory_bytes:
-            words = f"took {held / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free"
-            raise self.lost("memory", words)
 
     def _bound_log(self) -> None:
         if os.fstat(self._log.fileno()).st_size > LARGEST_LOG_BYTES:
@@ -391,10 +375,7 @@ _refused: set[tuple[str, ...]] = set()
 def copy_of_a_template(
     command: Sequence[str], modules: Sequence[str], standard: Sequence[BinaryIO], variables: Mapping[str, str]
 ) -> psutil.Process | None:
-    """A copy of the template of that command and modules, which is started where there is none; None without one.
-
-    What was no template once is none later: each try takes as long as the imports.
-    """
+    """A copy of the template of that command and modules, made where it is not; None where one could not be once."""
     key = (*command, *modules)
     if key in _refused:
         return None

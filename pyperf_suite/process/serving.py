@@ -21,18 +21,12 @@ from typing import Any
 
 # The process that this one must not outlive; one that finds another parent than this has been orphaned already.
 PARENT_VARIABLE = "PYPERF_PARENT"
-
 # Variables of the suite and of pytest, which no library reads as it is imported: a copy of a template is told them.
 TOLD = ("PYPERF_", "PYTEST_")
-
 # Files that are open where CUDA was initialised, of which no copy of a process can make use.
 GPU_FILES = "/dev/nvidia"
-
-# Has a process write its stacks into its log.
 STACKS_SIGNAL = signal.SIGUSR2
-
 _PR_SET_PDEATHSIG = 1
-
 # Taken before any code of a user's runs, which may put others in their places.
 _DUMPS, _LOADS, _WRITE, _GETPID, _EXIT = json.dumps, json.loads, os.write, os.getpid, os._exit
 

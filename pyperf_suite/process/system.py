@@ -1,7 +1,4 @@
-"""Processes as the system sees them: whether one lives, where one crashed, and whose folder is whose.
-
-Only the standard library is imported: this is what stands in a rank or a worker before anything heavy does.
-"""
+"""Processes as the system sees them, by the standard library only: it comes before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -17,16 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Folder of files in memory.
 SHARED_MEMORY = "/dev/shm"
 
 # Listeners that give this process a deadline, and have to know that a long computation goes on.
 deadline_listeners: list[Callable[[], None]] = []
-
-# How faulthandler begins the stack of the thread that crashed.
 _CURRENT = "Current thread "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OURS = (f"{_PACKAGE}{os.sep}", f"{_PACKAGE.parent / 'kernels'}{os.sep}")
 _PROC = Path("/proc")
@@ -41,8 +34,8 @@ def begin_deadline_anew() -> None:
 
 def state_of(pid: int) -> str:
     """One letter as in ps, "T" for stopped; "" for a process that is gone or has ended, and where there is no /proc."""
-    state = _stat(pid)[:1]
-    return "" if not state or state[0] in "ZX" else state[0]
+    state = (_stat(pid) or [""])[0]
+    return "" if state in ("", "Z", "X") else state
 
 
 def start_of(pid: int) -> int:
@@ -59,26 +52,18 @@ def parent_of(pid: int) -> int:
 
 def is_alive(pid: int, start: int) -> bool:
     """Return True if the process that started then still runs, or if that cannot be read."""
-    try:
-        fields = _read_stat(pid)
-    except OSError:
-        return True
-    return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == start
+    fields = _stat(pid)
+    return fields is None or (bool(fields) and fields[0] not in "ZX" and int(fields[19]) == start)
 
 
-def _stat(pid: int) -> list[str]:
-    try:
-        return _read_stat(pid)
-    except OSError:
-        return []
-
-
-def _read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name: state, parent and so on; none if the process is gone."""
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name: state, parent and so on; none if the process is gone, None if unread."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+    except OSError:
+        return None
 
 
 def crash_place(stack: str, root: Path) -> str:

@@ -33,25 +33,13 @@ from pyperf_suite.user_kernels.workload import UserLaunches
 from pyperf_suite.workloads.backends import leave_nothing_behind
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Prepared, Work
 
-# Seconds of a block of the rounds that a test requests.
 _BLOCK_S = 0.1
-
 # A test may put another in its place.
 _CLOCK = time.perf_counter_ns
 
 
-def effort_of(call: Call, profile: Effort) -> Effort:
-    """The profile's, or as many rounds as the test requests."""
-    if not call.rounds:
-        return profile
-    return Effort(SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S))
-
-
 class CallStopwatch:
-    """The host's clock around calls of a function; a launch is one call, whatever the index.
-
-    `result` is what the last round of a call with `rounds` returned.
-    """
+    """The host's clock around calls of a function; `result` is what the last of a call's `rounds` returned."""
 
     name = CpuStopwatch.name
 
@@ -103,7 +91,10 @@ def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], 
     """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
     prepared = _PreparedCall(call)
     with exchanged():
-        answer = _timed(prepared, case, effort_of(call, profile), Device("cpu"))
+        effort = profile
+        if call.rounds:
+            effort = Effort(SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S))
+        answer = _timed(prepared, case, effort, Device("cpu"))
     answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
     if call.rounds and not call.warmup_rounds:
         answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
@@ -178,8 +169,7 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
             outcome["verification"] = {"passed": False, "reason": failed.reason, "message": str(failed)}
     finally:
         leave_nothing_behind(device)
-    plain: dict[str, Any] = as_plain(outcome)
-    return plain
+    return as_plain(outcome)
 
 
 def reason_of(error: BaseException) -> str:

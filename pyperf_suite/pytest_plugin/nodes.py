@@ -1,7 +1,4 @@
-"""Tests as records know them: the node id without parametrisation, and each parameter by its value.
-
-A place in a list of parameters is no identity: whoever puts another in front would continue its series.
-"""
+"""Tests as records know them: the node id without parametrisation, and parameters by value, for places change."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ _REPEATED = "__pytest_repeat_step_number"
 
 @dataclass(frozen=True)
 class Node:
-    """A test as pytest names it, and as records do: `name` without parametrisation, and the parametrisation.
-
-    `unnamed` are the parameters that only their place distinguishes.
-    """
+    """A test: `name` without parametrisation, `parameters`, and those `unnamed` that only their place distinguishes."""
 
     nodeid: str
     name: str
@@ -59,23 +53,19 @@ def nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
     """
     first_of: dict[tuple[str, str], pytest.Item] = {}
     firsts = {item.nodeid: first_of.setdefault((_name_of(item), _id_of(item)), item).nodeid for item in items}
-    nodes = _nodes_of(list(first_of.values()))
-    return {nodeid: nodes[first] for nodeid, first in firsts.items()}
-
-
-def _nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
-    lengths = _lengths(items)
-    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in items}
+    tests = list(first_of.values())
+    lengths = _lengths(tests)
+    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in tests}
     similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
     nodes = {}
-    for item in items:
+    for item in tests:
         name, values, unnamed = described[item.nodeid]
         if similar[name, tuple(sorted(values.items()))] > 1:
             values, numbered = _parametrisation(item, lengths, by_text=False)
             values |= {"id": f"[{_id_of(item)}]"}
             unnamed = tuple(dict.fromkeys((*unnamed, *numbered)))
         nodes[item.nodeid] = Node(item.nodeid, name, find_workload(name).type_for(values)(**values), item.path, unnamed)
-    return nodes
+    return {nodeid: nodes[first] for nodeid, first in firsts.items()}
 
 
 def _name_of(item: pytest.Item) -> str:
@@ -129,17 +119,17 @@ def _declared_length(item: Any, parameter: str) -> int:
 def _parametrisation(
     item: Any, lengths: Mapping[tuple[str, str], int], by_text: bool = True
 ) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """The parameters as records hold them, and the names of those that only their place distinguishes.
-
-    Without `by_text` all that pytest numbered go by their place.
-    """
+    """The parameters as records hold them, and names of those that go by place; all numbered ones not `by_text`."""
     values: dict[str, Scalar] = {}
     unnamed = []
     indices = _indices(item)
     for name, index in indices.items():
         value = item.callspec.params[name]
         text = text_of(value, item.module.__name__)
-        if (text is None or not by_text) and _is_numbered(item.callspec.id, name, index, value):
+        # As `t0` or `<lambda>1`: nobody gave the value an id.
+        numbered = rf"{re.escape(name)}{index}|{re.escape(getattr(value, '__name__', name))}_?\d*"
+        is_numbered = not isinstance(value, str) and re.search(rf"(^|-)({numbered})(-|$)", item.callspec.id)
+        if (text is None or not by_text) and is_numbered:
             unnamed.append(name)
             text = f"{type(value).__qualname__}#{index + 1}/{lengths[_name_of(item), name]}"
         if text is not None:
@@ -148,17 +138,8 @@ def _parametrisation(
     return values if has_all else values | {"id": _id_of(item)}, tuple(unnamed)
 
 
-def _is_numbered(item_id: str, name: str, index: int, value: Any) -> bool:
-    """True if pytest numbered the value, as `t0` or `<lambda>1`: nobody gave it an id."""
-    made = rf"{re.escape(name)}{index}|{re.escape(getattr(value, '__name__', name))}_?\d*"
-    return not isinstance(value, str) and re.search(rf"(^|-)({made})(-|$)", item_id) is not None
-
-
 def text_of(value: Any, module: str = "") -> Scalar | None:
-    """A value as records hold it; None for one that no text distinguishes from others.
-
-    `module` is the test's own, whose functions go by their names alone.
-    """
+    """A value as records hold it, None without a text of its own; functions of `module` go by their names alone."""
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     try:

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
-
 # By name, without --suite-, what argparse is told.
 OPTIONS: dict[str, dict[str, Any]] = {
     "profile": {"metavar": "NAME", "default": "quick", "help": "How thoroughly to measure: quick (default), standard "
@@ -73,7 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     if config.getoption("suite_measure"):
-        if why_not := _why_not_measured(config):
+        why_not = ""
+        if getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", False):
+            why_not = (
+                "pytest-codspeed measures in the place of pytest-benchmark: leave out --codspeed, or unset "
+                "CODSPEED_ENV."
+            )
+        elif not hasattr(config.option, "benchmark_disable"):
+            why_not = "pytest-benchmark, whose fixture it measures for, is switched off: leave out -p no:benchmark."
+        elif _is_parallel(config):
+            why_not = "pytest-xdist runs tests side by side, and they would disturb each other: add -n 0."
+        if why_not:
             pytest.exit(f"--suite-measure: {why_not}", returncode=ExitCode.USAGE)
         config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
     if not config.getoption("benchmark_only", False):
@@ -94,18 +102,6 @@ def _run(config: pytest.Config) -> SuiteRun:
 
             config.stash[_RUN] = SuiteRun(config)
     return config.stash[_RUN]
-
-
-def _why_not_measured(config: pytest.Config) -> str:
-    """Why tests cannot be measured in this session; empty where they can."""
-    codspeed = config.pluginmanager.get_plugin("codspeed_plugin")
-    if getattr(codspeed, "is_codspeed_enabled", False):
-        return "pytest-codspeed measures in the place of pytest-benchmark: leave out --codspeed, or unset CODSPEED_ENV."
-    if not hasattr(config.option, "benchmark_disable"):
-        return "pytest-benchmark, whose fixture it measures for, is switched off: leave out -p no:benchmark."
-    if _is_parallel(config):
-        return "pytest-xdist runs tests side by side, and they would disturb each other: add -n 0."
-    return ""
 
 
 def _is_parallel(config: pytest.Config) -> bool:
@@ -151,15 +147,14 @@ def _times(benchmark: Any) -> bool:
 
 
 def _child(config: pytest.Config) -> PytestChild | None:
-    found: PytestChild | None = config.pluginmanager.get_plugin(CHILD)
-    return found
+    return config.pluginmanager.get_plugin(CHILD)
 
 
 def _measurer(config: pytest.Config) -> Measurer:
     """Return the measurer of a test that has a clock."""
-    found: Measurer | None = _child(config) or _run(config).tests
-    assert found is not None
-    return found
+    measurer = _child(config) or _run(config).tests
+    assert measurer is not None
+    return measurer
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -169,8 +164,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
     by_pattern = any(file_path.match(pattern) for pattern in parent.config.getini("python_files"))
     if by_pattern or parent.session.isinitpath(file_path):
         return None  # pytest collects it by itself
-    module: pytest.Module = pytest.Module.from_parent(parent, path=file_path)
-    return module
+    return pytest.Module.from_parent(parent, path=file_path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -239,7 +233,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
     timed = [item for item in session.items if _CLOCK in item.stash and not _is_skipped(item)]
-    if forked := next((item.name for item in timed if _is_forked(item)), ""):
+    is_forked = getattr(session.config.option, "forked", None)  # None without the plugin
+    forks = [item.name for item in timed if is_forked or (is_forked is False and item.get_closest_marker("forked"))]
+    if forked := next(iter(forks), ""):
         sentence = f"pytest-forked runs {forked} in a copy of this process, from which nothing measured comes back"
         pytest.exit(f"{sentence}: leave out --forked, or its marker.", returncode=ExitCode.USAGE)
     tests = [item for item in timed if _PLANNED not in item.stash]
@@ -253,11 +249,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if marker is not None and marker.args[0] in run.refused:
             pytest.exit(run.refused[marker.args[0]], returncode=ExitCode.USAGE)
     run.planned = list(dict.fromkeys(item.stash[_PLANNED] for item in timed if _PLANNED in item.stash))
-
-
-def _is_forked(item: pytest.Item) -> bool:
-    has_plugin = hasattr(item.config.option, "forked")
-    return has_plugin and (item.config.option.forked or item.get_closest_marker("forked") is not None)
 
 
 def _is_skipped(item: pytest.Item) -> bool:
@@ -309,7 +300,6 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             entry["stats"]["data"] = samples[entry["fullname"]]
 
 
-# Options that show values in pytest-benchmark's tables, or compare them.
 _TABLE_OPTIONS = ("--benchmark-columns", "--benchmark-compare", "--benchmark-histogram", "--benchmark-sort")
 
 
@@ -349,10 +339,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) -> Callable[[], None]:  # noqa: ARG001
-    """Measure the item's case in the suite's workers and replay it into pytest-benchmark.
-
-    A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
-    """
+    """Measure the item's case and replay it; a failed one fails the item, an unsupported one skips it, with reason."""
     from pyperf_suite.pytest_plugin.fixtures import end_test, extra_info
 
     run = _run(request.config)

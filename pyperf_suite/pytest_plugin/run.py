@@ -108,8 +108,21 @@ class Children:
             self._folder.cleanup()
 
     def _start(self) -> PytestProcess:
+        program, config = Path(sys.argv[0]), self._config
+        is_program = program.name in ("pytest", "py.test") and program.is_file()
+        options = [f"--rootdir={config.rootpath}"]
+        options += ["-c", str(config.inipath)] if config.inipath is not None else []
+        if config.pluginmanager.hasplugin("cacheprovider"):
+            options += ["-o", f"cache_dir={self._folder.name}"]
+        if config.pluginmanager.hasplugin("pytest_cov"):
+            options.append("--no-cov")  # tracing takes time
+        started_as = (str(program),) if is_program else ("-m", "pytest")
+        # This session's own command, but for the folders that pytest writes to.
+        command = (sys.executable, *started_as, *options, *map(str, config.invocation_params.args))
         try:
-            self._process = PytestProcess(self._command(), {CHILD: json.dumps(self._handed_on())})
+            # Options that plugins of the session drew, which each process would draw anew.
+            drawn = {name: value for name, value in vars(config.option).items() if name in DRAWN}
+            self._process = PytestProcess(command, {CHILD: json.dumps(drawn)})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None
@@ -118,24 +131,6 @@ class Children:
                 f"A fresh pytest process, in which tests are measured, could not be started: {what}"
             ) from None
         return self._process
-
-    def _handed_on(self) -> dict[str, Any]:
-        """Options that plugins of the session drew, which each process would draw anew."""
-        return {name: vars(self._config.option)[name] for name in DRAWN if name in vars(self._config.option)}
-
-    def _command(self) -> tuple[str, ...]:
-        """This session's own, but for the folders that pytest writes to."""
-        program = Path(sys.argv[0])
-        started_as = (
-            (str(program),) if program.name in ("pytest", "py.test") and program.is_file() else ("-m", "pytest")
-        )
-        options = [f"--rootdir={self._config.rootpath}"]
-        options += ["-c", str(self._config.inipath)] if self._config.inipath is not None else []
-        if self._config.pluginmanager.hasplugin("cacheprovider"):
-            options += ["-o", f"cache_dir={self._folder.name}"]
-        if self._config.pluginmanager.hasplugin("pytest_cov"):
-            options.append("--no-cov")  # tracing takes time
-        return (sys.executable, *started_as, *options, *map(str, self._config.invocation_params.args))
 
 
 class MeasuredTests:
@@ -252,10 +247,7 @@ class MeasuredTests:
         return Timing(samples, extra_info(records, self._open().folder.records_path), result)
 
     def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
-        """Return all processes' times of each implementation; the function is not called here.
-
-        Fails the test where one of them was wrong.
-        """
+        """All processes' times of each implementation; fails the test where one was wrong, and calls nothing here."""
         nodeid = self._named[nodeid].nodeid
         records = self._records_of(nodeid)
         for record in records:

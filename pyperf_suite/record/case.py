@@ -101,10 +101,7 @@ def encode_fields(parameters: Any) -> dict[str, Any]:
 
 
 def decode_fields(parameters_type: type, data: Mapping[str, Any]) -> Any:
-    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`.
-
-    Raises UserError for a field that there is not, and for a value that is not of its field's type.
-    """
+    """The inverse of `encode_fields`. Raises UserError for no such field, and for a value of another type."""
     fields = _fields(parameters_type)
     values = {}
     for name, value in data.items():

@@ -25,7 +25,6 @@ REFERENCE_SHARE_OF_MAXIMUM = 1500 / 1980
 
 REFERENCE_STEP_HZ = 10e6
 MAX_CLOCK_OVER_REFERENCE = 1.2
-
 MIN_SLICES, MIN_CLOCK_SPREAD, MAX_ELASTICITY_ERROR = 5, 0.015, 0.1
 """With fewer slices, a smaller relative standard deviation of clocks or a larger error, e is unknown."""
 

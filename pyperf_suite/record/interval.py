@@ -237,7 +237,6 @@ def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
 # Quantiles and tails without scipy, whose import takes 0.1 s in the middle of the first samples. Where a step is no
 # longer seen, and more steps than any of the sums below takes.
 _PRECISION, _MOST_STEPS = 1e-15, 100_000
-
 _TINY = 1e-300
 
 

@@ -29,14 +29,10 @@ JournalType = TypeVar("JournalType", bound="Journal")
 class Journal:
     """records.jsonl of one run, open for appending. Use as a context manager."""
 
-    # Advice where the disk refuses a line.
     ADVICE = "All earlier records are kept; free some space and go on with --resume."
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; a torn last line is moved to `<name>.torn` first.
-
-        Raises UserError where the file cannot be written, or another run is writing it.
-        """
+        """Open, a torn last line moved to `<name>.torn`. Raises UserError if it cannot be, or a run writes it."""
         self.path = path
         try:
             # Unbuffered: what a full disk refuses is not tried again behind our back when the file is closed.
@@ -147,10 +143,7 @@ def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
 
 
 def sharing_machines(records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
-    """The same records, each sharing with the one before what both say of the machine.
-
-    That is longer than all else in it, and the same in all records of a run.
-    """
+    """The same records, each sharing with the one before what both say of the machine: most of a record's length."""
     last: Record | None = None
     for start, record in records:
         if last is not None:
@@ -206,10 +199,7 @@ def _set_torn_tail_aside(path: Path, journal: IO[bytes]) -> None:
 
 
 class KeptRecords(Sequence[Record]):
-    """The records of a run in progress, of any length: of each only the byte is held at which it begins.
-
-    Raises UserError where the journal cannot be read any more.
-    """
+    """The records of a run in progress, held by the byte at which each begins. Raises UserError if unreadable."""
 
     def __init__(self, path: Path, starts: Iterable[int] = ()) -> None:
         """The records of the journal at `path` that begin at these bytes; it need not exist for none."""

@@ -97,9 +97,6 @@ class Quantity:
         """True if the whole interval lies on one side of `value`: a ratio beyond 1 is no noise."""
         return self.low > value or self.high < value
 
-    def scaled(self, value: float) -> float:
-        return value / UNITS[self.unit][1]
-
 
 def quantity(value: Any, unit: str = "", predicted: bool = False) -> Quantity:
     """A number or a Ratio as a quantity of that unit; a Quantity as it stands."""

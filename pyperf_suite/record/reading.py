@@ -127,7 +127,6 @@ def _reading(trials: list[Record]) -> Reading:
     )
 
 
-# Half of a 90 % interval in standard deviations, and of one of 95 %.
 _SIGMA_OF_90, _SIGMA_OF_95 = 1.645, 1.96
 
 

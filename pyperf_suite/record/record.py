@@ -1,7 +1,4 @@
-"""A record as plain data: one case's outcome in one process, as it was measured; never a prediction.
-
-Readers join laws to records; nothing derived is stored in them.
-"""
+"""A record as plain data: one case's outcome in one process, as it was measured; nothing derived is stored."""
 
 from __future__ import annotations
 
@@ -35,17 +32,14 @@ def cause_of(reason: str, parameters: Mapping[str, Any]) -> str:
 
 
 SCHEMA_VERSION = 1
-
 # In a record's quality the seconds that each rank stood still, where one did.
 STOOD_STILL = "rank_stood_still_s"
 
 Outcome = Literal["ok", "failed", "unsupported"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
-
 # "timing" is a measured case, "static" the exact figures of a kernel's machine code; "sentinel" is the fixed kernel at
 # the start and the end of a run that distinguishes drift of the machine from a change of code.
 KINDS = ("timing", "static", "sentinel")
-
 # No unit makes a larger number of anything measured.
 LARGEST = 1e300
 
@@ -71,10 +65,7 @@ class Metric:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Metric:
-        """The inverse of `dataclasses.asdict`.
-
-        Raises TypeError for anything but a unit, finite numbers and a list of them, or of such lists, as samples.
-        """
+        """The inverse of `dataclasses.asdict`. Raises TypeError for anything but a unit, finite numbers and samples."""
         metric = cls(**data)
         figures = (metric.value, metric.low, metric.high, metric.q20, metric.q80)
         samples = metric.samples

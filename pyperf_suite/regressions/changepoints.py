@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.record.interval import CONFIDENCE, Ratio
 from pyperf_suite.regressions.thresholds import MARGIN
@@ -25,32 +26,24 @@ Floats = NDArray[np.float64]
 
 # Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
 LEAST_EFFECT = 2 * MARGIN
-
 # Series without a change of which one would have a step beyond its noise, if noise were as modelled.
 ONE_ALARM_IN = 100
-
 # Fitting takes time as the square of the points; of longer series the newest are searched.
 MOST_POINTS = 12_000
-
 # Fewer points are no level: one or two odd ones next to each other are outliers.
 FEWEST_POINTS = 3
-
 # An outlier lies further than OUTLIER standard deviations from the median of its NEIGHBOURHOOD neighbours, and is drawn
 # in to there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
-
 # The criterion rises by STEP_PENALTY · log(n) for each step, chosen by simulation. 3 is the modified BIC of Zhang and
 # Siegmund (Biometrics 63, 2007) for independent noise of known variance; estimated and correlated noise needs more.
 STEP_PENALTY = 5.0
-
 # Parts searched for a drift, all points and their newest half and quarter, by the means of this number of blocks.
 DRIFTS_SEARCHED = (1, 2, 4)
 FEWEST_BLOCKS, MOST_BLOCKS = 8, 20
-
 # Correlation beyond this cannot be distinguished from a step in series of this length.
 MOST_CORRELATED = 0.9
-
 # Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
 LEAST_NOISE = 1e-4
 
@@ -184,9 +177,7 @@ def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, e
 
 def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one group; those too few for two levels are left out."""
-    members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups or [""] * count):
-        members.setdefault(group, []).append(index)
+    members = grouped(range(count), lambda index: groups[index] if groups else "")
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
@@ -207,19 +198,16 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least_log: float) -> tuple[
             # Half of the steps as large as the least effect are estimated smaller: steps within their error of it
             # count.
             is_real = abs(step.centre) + step.error >= least_log and step.p_value(0.0) < alpha
-            stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
+            # Two levels leave smaller squares than a straight line: a drift is no step.
+            near, places = cleaned[left:right], np.arange(right - left)
+            line = np.polyval(np.polyfit(places, near, 1), places)
+            is_sharp = np.sum((near - _levels(near, [start - left])) ** 2) <= np.sum((near - line) ** 2)
+            stands.append(is_real and bool(is_sharp))
         if all(stands):
             break
         weakest = min((position for position in range(len(starts)) if not stands[position]), key=effects.__getitem__)
         starts = _moved_to_best_places(cleaned, (*starts[:weakest], *starts[weakest + 1 :]))
     return starts
-
-
-def _is_sharp(values: Floats, start: int) -> bool:
-    """True if two levels leave smaller squares than a straight line: a drift is no step."""
-    places = np.arange(len(values))
-    line = np.polyval(np.polyfit(places, values, 1), places)
-    return bool(np.sum((values - _levels(values, [start])) ** 2) <= np.sum((values - line) ** 2))
 
 
 def _levels_around(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -275,8 +263,7 @@ def draw_in_outliers(values: Floats) -> Floats:
     medians = np.sort(windows, axis=1)[:, half]
     middle = np.concatenate([np.repeat(medians[0], half), medians, np.repeat(medians[-1], half)])
     reach = OUTLIER * max(float(np.median(np.abs(values - middle))) / MAD_OF_NORMAL, _noise_of_differences(values))
-    drawn: Floats = np.clip(values, middle - reach, middle + reach)
-    return drawn
+    return np.clip(values, middle - reach, middle + reach)
 
 
 def _levels(values: Floats, starts: Any) -> Floats:

@@ -15,28 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.interval import Ratio
+from pyperf_suite.regressions import verdict
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes
 from pyperf_suite.regressions.stored.store import Side, Store
-from pyperf_suite.regressions.verdict import (
-    FALSE_DISCOVERY_RATE,
-    Judgement,
-    LogDifference,
-    Verdict,
-    Word,
-    adjusted_p_values,
-    judge,
-    judge_figures,
-    percent,
-    range_text,
-)
 from pyperf_suite.runner.profiles import PROFILES, QUICK
 from pyperf_suite.user_kernels.probe import is_test
 
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-# Fewest runs that tell noise, and fewest that tell which runs are spoilt.
 FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
 # A run is spoilt if it lies this many standard deviations off its neighbours, unless more than this share of runs does.
 SPOILT_SIGMA, SPOILT_SHARE = 5.0, 0.05
@@ -102,17 +91,17 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     """
     left_out, logs = set(without), [math.log(point.value) for point in series.points]
     kept = [index for index, point in enumerate(series.points) if point.run_id not in left_out]
-    by_group: dict[object, list[int]] = {}
-    for index in kept:
-        by_group.setdefault(series.groups[index], []).append(index)
-    groups = by_group.values()
+    groups = grouped(kept, series.groups.__getitem__).values()
     steps = _steps([[logs[index] for index in group] for group in groups])
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
     limit = max(SPOILT_SIGMA * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
     segments = [part for group in groups for part in _without_breaks(series, group, logs, limit)]
-    off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
+    off = [
+        [abs(log - statistics.median(part[max(0, at - 3) : at + 4])) for at, log in enumerate(part)]
+        for part in segments
+    ]
     spoilt = [far for part in off for far in part if far > limit]
     noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
     noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
@@ -146,10 +135,6 @@ def _without_breaks(
     return parts
 
 
-def _median_near(logs: Sequence[float], at: int) -> float:
-    return statistics.median(logs[max(0, at - 3) : at + 4])
-
-
 def _around(
     series: BenchmarkSeries, logs: Sequence[float], kept: Sequence[int], runs: set[str]
 ) -> dict[str, tuple[float | None, float | None]]:
@@ -175,10 +160,7 @@ def _noise_of(steps: Sequence[float], source: str) -> RunNoise:
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
-    """How noisy the stored runs of a machine show a benchmark to be; `without` names the runs that are being compared.
-
-    The function returned gives None if it has not runs enough.
-    """
+    """A function that gives a benchmark's noise by a machine's stored runs but `without` some; None for too few."""
     series = {(one.probe, one.case_id): one for one in store.series(machine=machine) if one.metric == TIME}
 
     def of(measured: Measured) -> RunNoise | None:
@@ -188,7 +170,7 @@ def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) ->
     return of
 
 
-def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> LogDifference:
+def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> verdict.LogDifference:
     """Welch's comparison of two runs' medians, one a process in seconds, with the noise of both runs added.
 
     Without noise the processes alone tell the error, and a single one tells none.
@@ -202,21 +184,16 @@ def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | Non
         if len(side) > 1:
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
     if noise is None and len(parts) < 2:
-        return LogDifference(centre, math.nan, math.inf)
-    tick = _tick_s([*old, *new])
-    # A time read to the next tick is off by up to half a tick, evenly.
+        return verdict.LogDifference(centre, math.nan, math.inf)
+    # The clock's tick, of which all times are multiples to the picosecond: a time is off by up to half of one, evenly.
+    tick = min(COARSEST_TICK_S, math.gcd(*(round(seconds * 1e12) for seconds in (*old, *new))) * 1e-12)
     parts += [(tick**2 / 12 / statistics.median(side) ** 2, math.inf) for side in (old, new)]
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
-    return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
+    return verdict.LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
 
 
-def _tick_s(seconds: Sequence[float]) -> float:
-    """The clock's tick, of which all times are multiples to the picosecond."""
-    return min(COARSEST_TICK_S, math.gcd(*(round(each * 1e12) for each in seconds)) * 1e-12)
-
-
-def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
+def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[verdict.Judgement]:
     """A judgement for each benchmark that both sides hold and measured, or failed to measure, in the old side's order.
 
     `margin_of` gives a benchmark's margin by probe and label, `noise_of` what is known of its noise from run to run. A
@@ -232,13 +209,22 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     if not common:
         raise UserError(f"{old.name} and {new.name} have no benchmark in common: name two runs of the same probes.")
     sentinel = _sentinel_move(old, new)
-    return _as_a_suite(
-        [
-            _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
-            for key in common
-            if any(side.benchmarks[key].metrics or side.benchmarks[key].failed for side in (old, new))
-        ]
-    )
+    judged = [
+        _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
+        for key in common
+        if any(side.benchmarks[key].metrics or side.benchmarks[key].failed for side in (old, new))
+    ]
+    # Slower and faster stay only where they stand among all the others.
+    tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
+    adjusted = dict(zip(tested, verdict.adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
+    for number, judgement in enumerate(judged):
+        word, sentence = judgement.verdict, judgement.sentence
+        if number in adjusted and word in ("slower", "faster") and adjusted[number] > verdict.FALSE_DISCOVERY_RATE:
+            sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
+            word = "undecided"
+        details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
+        judged[number] = replace(judgement, verdict=word, sentence=sentence, details=details)
+    return judged
 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
@@ -256,18 +242,18 @@ def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
 def sentinel_sentence(old: Side, new: Side) -> str:
     """How the machine moved between the runs, by the sentinel; empty if it hardly did, or neither run has one."""
     move = _sentinel_move(old, new)
-    return MACHINE_MOVED.format(percent(math.expm1(move))) if move else ""
+    return MACHINE_MOVED.format(verdict.percent(math.expm1(move))) if move else ""
 
 
-def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
+def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> verdict.Judgement:
     margin = margin_of(new.probe, new.label)
     moved = changes(old.settings, new.settings)
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
-    def judgement(word: Word, ratio: Ratio | None, *sentences: str, **more: Any) -> Judgement:
+    def judgement(word: verdict.Word, ratio: Ratio | None, *sentences: str, **more: Any) -> verdict.Judgement:
         sentence = " ".join(sentences)
-        return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
+        return verdict.Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
 
     if not (old.metrics and new.metrics):
         lost = [(name, side) for name, side in (("old", old), ("new", new)) if not side.metrics]
@@ -279,34 +265,34 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         )
     if not (old.medians and new.medians):
         figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
-        word, sentence, changed = judge_figures(*figures)
+        word, sentence, changed = verdict.judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
     known = noise_of(new)
     noise = known and known.beside(difference(old.medians, new.medians, known).centre)
     change = difference(old.medians, new.medians, noise)
-    verdict = judge(change, margin, may_decide=noise is not None)
+    decided = verdict.judge(change, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
-    is_machine = _explains(verdict, max(cause * math.copysign(1, change.centre) for cause in (clock, sentinel)), margin)
+    is_machine = _explains(decided, max(cause * math.copysign(1, change.centre) for cause in (clock, sentinel)), margin)
     # The sentinel is taken to be as noisy as the benchmark.
     apart = replace(change, centre=change.centre - sentinel, error=math.sqrt(2) * change.error)
-    beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
+    beside = verdict.judge(apart, margin, may_decide=bool(is_machine and sentinel))
     if beside.word == "equivalent":
-        verdict = beside
-    doubt = noise.doubt(old, new, change.centre) if noise and verdict.word in ("slower", "faster") else ""
-    word = "undecided" if doubt or (is_machine and verdict is not beside) else verdict.word
+        decided = beside
+    doubt = noise.doubt(old, new, change.centre) if noise and decided.word in ("slower", "faster") else ""
+    word = "undecided" if doubt or (is_machine and decided is not beside) else decided.word
     return judgement(
         word,
-        verdict.ratio,
-        _headline(word, verdict.ratio, margin, noise),
+        decided.ratio,
+        _headline(word, decided.ratio, margin, noise),
         *([doubt] if doubt else []),
-        *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
-        *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
+        *([f"The clock was {verdict.percent(math.expm1(-clock))} in the new run."] if clock else []),
+        *([MACHINE_MOVED.format(verdict.percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
         *(
             ["That accounts for the difference as well as the code would."]
             if word == "undecided" and is_machine
             else []
         ),
-        *(["The change is relative to the sentinel."] if verdict is beside else []),
+        *(["The change is relative to the sentinel."] if decided is beside else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
         old_s=old.value,
@@ -314,39 +300,25 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         processes=[len(old.medians), len(new.medians)],
         run_noise=noise.deviation if noise else None,
         run_noise_of=noise.source if noise else None,
-        p_value=verdict.p_value if noise else None,
+        p_value=decided.p_value if noise else None,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
 
 
-def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
+def _explains(decided: verdict.Verdict, slowdown: float, margin: float) -> bool:
     """True if a move of the machine by that logarithm, in the verdict's direction, may explain it."""
-    nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
-    return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
+    nearest = max(0.0, math.log(decided.ratio.low), -math.log(decided.ratio.high))
+    return decided.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
 
 
-def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
-    """The judgements with slower and faster only where they stand among all the others."""
-    tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
-    adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
-    adjusted_judgements = []
-    for number, judgement in enumerate(judged):
-        word, sentence = judgement.verdict, judgement.sentence
-        if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
-            sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
-            word = "undecided"
-        details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
-        adjusted_judgements.append(replace(judgement, verdict=word, sentence=sentence, details=details))
-    return adjusted_judgements
-
-
-def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
-    change = f"{percent(ratio.value - 1)} ({range_text(ratio)})"
+def _headline(word: verdict.Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
+    moved = verdict.percent(ratio.value - 1)
+    change = f"{moved} ({verdict.range_text(ratio)})"
     if noise is None:
         within = abs(math.log(ratio.value)) <= math.log1p(margin)
         looks = "no different" if within else "slower" if ratio.value > 1 else "faster"
-        return f"Looks {looks}, {percent(ratio.value - 1)}, but how much runs differ here by themselves is unknown."
+        return f"Looks {looks}, {moved}, but how much runs differ here by themselves is unknown."
     if word == "equivalent":
         return f"No difference beyond {100 * margin:g} %: {change}."
     known = f"by themselves runs differ by {100 * noise.deviation:.1f} %, as {noise.source} tell"

@@ -1,8 +1,4 @@
-"""How far a machine's verdicts can be trusted, as `tools/selfcheck.py` measured it, in one sentence.
-
-A selfcheck is `<results>/<machine>/selfcheck-<stamp>/`: selfcheck.json has its settings, comparisons.jsonl has a
-line for each comparison made. Rates are counted from those lines.
-"""
+"""How far a machine's verdicts can be trusted, by `<results>/<machine>/selfcheck-<stamp>/` of tools/selfcheck.py."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 MANIFEST = "selfcheck.json"
 COMPARISONS = "comparisons.jsonl"
 SCHEMA_VERSION = 1
-
 # Comparisons of identical code from which on a newer selfcheck speaks for the machine in place of an older one.
 ENOUGH_COMPARISONS = 50
 

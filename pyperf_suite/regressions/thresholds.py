@@ -49,7 +49,6 @@ class Thresholds:
         return self.margin
 
 
-# A pyproject.toml is written by hand.
 LARGEST_BYTES = 16 * 2**20
 
 
@@ -60,14 +59,24 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
     """
     path = (folder or Path()) / "pyproject.toml"
     table = _table(path, TABLE)
-    return Thresholds() if table is None else _thresholds(path, table)
+    if table is None:
+        return Thresholds()
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {TABLE} is {table!r}, but is a table with {', '.join(_KEYS)}.")
+    unknown = [key for key in table if key not in _KEYS]
+    if unknown:
+        raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
+    margins = table.get("margins", {})
+    if not isinstance(margins, dict):
+        raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
+    return Thresholds(
+        _share(path, f"margin of [{TABLE}]", table.get("margin", MARGIN)),
+        {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
+    )
 
 
 def load_setting(name: str, default: bool) -> bool:
-    """The value of a switch in `[tool.pyperf_suite]` of the pyproject.toml here.
-
-    Raises UserError where the file cannot be read, or the value is no true or false.
-    """
+    """A switch in `[tool.pyperf_suite]` of the pyproject.toml here. Raises UserError if it is not true or false."""
     path, suite = Path("pyproject.toml"), TABLE.rpartition(".")[0]
     table = _table(path, suite)
     value = table.get(name, default) if isinstance(table, dict) else default
@@ -89,21 +98,6 @@ def _table(path: Path, name: str) -> Any:
     for part in name.split("."):
         table = table.get(part, {}) if isinstance(table, dict) else {}
     return table
-
-
-def _thresholds(path: Path, table: Any) -> Thresholds:
-    if not isinstance(table, dict):
-        raise UserError(f"{path}: {TABLE} is {table!r}, but is a table with {', '.join(_KEYS)}.")
-    unknown = [key for key in table if key not in _KEYS]
-    if unknown:
-        raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
-    margins = table.get("margins", {})
-    if not isinstance(margins, dict):
-        raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
-    return Thresholds(
-        _share(path, f"margin of [{TABLE}]", table.get("margin", MARGIN)),
-        {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
-    )
 
 
 def _share(path: Path, name: str, value: Any) -> float:

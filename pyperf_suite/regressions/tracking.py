@@ -22,18 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.probes import is_users
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.journal import placed_records
-from pyperf_suite.regressions.changepoints import (
-    FEWEST_POINTS,
-    LEAST_EFFECT,
-    Change,
-    comparable_points,
-    find_changes,
-    find_drift,
-    find_newest,
-)
+from pyperf_suite.regressions import changepoints
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import ABSENT, PROFILE, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent, range_text
@@ -46,20 +39,13 @@ if TYPE_CHECKING:
 
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30
-
-# Points by which a change may have come before or after its place.
 PLACED_WITHIN = 2
-
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
-
 # Points on either side that show the clock's and the sentinel's move; a smaller share is no move.
 POINTS_COMPARED, LEAST_MOVE = 10, 0.01
 SENTINEL_MOVED = " The sentinel, the same code in every run, took {} with it."
-
-# Notes of a kind that are printed one by one.
 MOST_NOTES = 10
-
 # A later run is of the same choice of benchmarks where it holds this share of those measured together.
 SAME_CHOICE = 0.5
 
@@ -67,11 +53,11 @@ Run = tuple[str, str, str]  # machine, profile and run_id
 Case = tuple[str, str]  # probe and case_id
 
 
-def changes_of(series: BenchmarkSeries) -> list[Change]:
+def changes_of(series: BenchmarkSeries) -> list[changepoints.Change]:
     """The changes to draw in a series, by index: nominated ones of times, every one of an exact figure."""
     points, values = series.points, series.values
     if series.kind != "static":
-        return find_changes(values, [point.commit for point in points], series.groups)
+        return changepoints.find_changes(values, [point.commit for point in points], series.groups)
     starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
     edges = [0, *starts, len(values)]
     changes = []
@@ -79,7 +65,7 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
         before, after = values[index - 1], values[index]
         ratio = after / before if before else float("inf")
         levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
-        changes.append(Change(*levels, points[index - 1].commit, points[index].commit))
+        changes.append(changepoints.Change(*levels, points[index - 1].commit, points[index].commit))
     return changes
 
 
@@ -92,7 +78,7 @@ class Nomination:
     """
 
     series: BenchmarkSeries
-    change: Change
+    change: changepoints.Change
     undone: bool = False
     same_code: bool = False
     is_drift: bool = False
@@ -103,7 +89,7 @@ class Nomination:
         """True if it is not the code: the same code, the sentinel itself, or as much as the sentinel slowed."""
         change = math.log(self.change.ratio.value) if not self.is_exact else 0.0
         rest, part = change - self.sentinel, self.sentinel / change if change else 0.0
-        explained = abs(rest) <= math.log1p(LEAST_EFFECT) and part >= EXPLAINING_PART
+        explained = abs(rest) <= math.log1p(changepoints.LEAST_EFFECT) and part >= EXPLAINING_PART
         return self.same_code or self.series.kind == "sentinel" or explained
 
     @property
@@ -159,7 +145,7 @@ class Nomination:
         runs = "run" if change.points_after == 1 else "runs"
         clock = self.clock_change
         if self.is_drift:
-            moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
+            moved += f" by a drift in small steps, beyond {percent(changepoints.LEAST_EFFECT)}"
         return (
             f"{self.series.title}: {moved} since {self.first.made_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{self._hypotheses}"
@@ -231,7 +217,7 @@ class Nomination:
         return Judgement(
             *(self.series.title, self.series.probe, self.series.case_id, word),
             ratio=None if self.is_exact else change.ratio,
-            margin=0.0 if self.is_exact else LEAST_EFFECT,
+            margin=0.0 if self.is_exact else changepoints.LEAST_EFFECT,
             sentence=how + self.sentence,
             details=details,
         )
@@ -239,10 +225,7 @@ class Nomination:
 
 @dataclass
 class Tracked:
-    """Changes that stand, the most recent first, and the others, for notes.
-
-    `newest` are of one run or two, which are no level yet.
-    """
+    """Changes that stand, the most recent first, and others for notes; `newest` are of one run or two: no level yet."""
 
     current: list[Nomination] = field(default_factory=list)
     earlier: list[Nomination] = field(default_factory=list)
@@ -257,14 +240,13 @@ class Tracked:
         notes = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
             notes.append(
-                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points of one GPU and state: "
+                f"{self.too_short} more have fewer than {2 * changepoints.FEWEST_POINTS} points of one GPU and state: "
                 "too few for a change to be seen."
             )
         notes += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
         notes += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
         notes += _some(
-            [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks],
-            "breaks",
+            [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks], "breaks"
         )
         if older := sum(not each.undone for each in self.earlier):
             notes.append(f"Older changes, which --since DATE lists: {older}.")
@@ -283,7 +265,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
             times.setdefault((one.machine, one.case_id), {})[one.run_id] = one.value
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        groups = comparable_points(len(series.points), series.groups) if series.kind != "static" else []
+        groups = changepoints.comparable_points(len(series.points), series.groups) if series.kind != "static" else []
         if series.kind != "static" and not groups:
             tracked.too_short += 1
             continue
@@ -317,10 +299,7 @@ def _with_sentinel(nomination: Nomination, sentinels: Mapping[tuple[str, str], M
 
 
 def nominations(series: BenchmarkSeries) -> list[Nomination]:
-    """Every change of a series, the oldest first.
-
-    Of exact figures every difference is one, if it is known which direction is worse.
-    """
+    """Every change of a series, the oldest first; of exact figures every one whose worse direction is known."""
     is_exact = series.kind == "static"
     if is_exact and series.metric not in (*MORE_IS_WORSE, *LESS_IS_WORSE):
         return []
@@ -345,7 +324,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
 
 
 def _newest_and_drift(
-    series: BenchmarkSeries, groups: Sequence[np.ndarray], steps: Sequence[Change], since: str | None
+    series: BenchmarkSeries, groups: Sequence[np.ndarray], steps: Sequence[changepoints.Change], since: str | None
 ) -> tuple[list[Nomination], list[Nomination]]:
     """The newest runs where they left their level, and a drift since then that no step explains."""
     points = series.points
@@ -353,10 +332,14 @@ def _newest_and_drift(
     if members is None:
         return [], []
     inside = [step for step in steps if step.index in members]
-    newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
+    newest = changepoints.find_newest(series.values, members, max((step.index for step in inside), default=0))
     later = members[[points[index].made_at >= since for index in members]] if since else members
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
-    drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
+    drift = (
+        changepoints.find_drift(series.values, later, explained)
+        if len(later) >= 2 * changepoints.FEWEST_POINTS
+        else None
+    )
     pair: tuple[list[Nomination], list[Nomination]] = [], []
     for change, kind, length in ((newest, pair[0], 1), (drift, pair[1], drift.points_before if drift else 0)):
         if change:
@@ -370,14 +353,14 @@ def _newest_and_drift(
     return pair
 
 
-def _makes_good(later: Change, change: Change) -> bool:
+def _makes_good(later: changepoints.Change, change: changepoints.Change) -> bool:
     """True if a later level is back at the change's start, or beyond."""
     if change.ratio.value > 1:
-        return later.after <= change.before * (1 + LEAST_EFFECT)
-    return later.after >= change.before / (1 + LEAST_EFFECT)
+        return later.after <= change.before * (1 + changepoints.LEAST_EFFECT)
+    return later.after >= change.before / (1 + changepoints.LEAST_EFFECT)
 
 
-def _about(series: BenchmarkSeries, change: Change) -> Sequence[Measured]:
+def _about(series: BenchmarkSeries, change: changepoints.Change) -> Sequence[Measured]:
     """The points about a change, as exactly as its place is known."""
     return series.points[max(0, change.index - 1 - PLACED_WITHIN) : change.index + PLACED_WITHIN + 1]
 
@@ -417,7 +400,7 @@ def absent(
         if not is_wanted(history[-1]) or (gone and gone[0].made_at < since if since else len(gone) > RECENT_POINTS):
             continue
         if history[-1].metrics:
-            if min(len(gone), len(history)) < FEWEST_POINTS:
+            if min(len(gone), len(history)) < changepoints.FEWEST_POINTS:
                 continue
             last: Measured | None = history[-1]
             missed = gone
@@ -471,10 +454,7 @@ Rerun = tuple[Nomination, PairedCase]
 def rerunnable(
     wanted: Iterable[Nomination], machine: str, journals: Mapping[tuple[str, str], Path]
 ) -> tuple[list[Rerun], list[Judgement]]:
-    """Return the changes that can be rerun on this machine, with their cases, and judgements of the others.
-
-    `journals` has the journal of each run, by machine and run_id.
-    """
+    """Changes that can be rerun on this machine, with cases out of `journals`, and judgements of the others."""
     able: list[Rerun] = []
     unable: list[Judgement] = []
     for nomination in wanted:
@@ -523,10 +503,9 @@ def confirm(
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
 
-    suites: dict[tuple[str, str, bool], list[Rerun]] = {}
-    for nomination, case in wanted:
-        commits = (nomination.change.commit_before, nomination.change.commit_after)
-        suites.setdefault((*commits, is_users(case.probe)), []).append((nomination, case))
+    suites = grouped(
+        wanted, lambda rerun: (rerun[0].change.commit_before, rerun[0].change.commit_after, is_users(rerun[1].probe))
+    )
     judgements: list[Judgement] = []
     for (before, after, _), members in suites.items():
         cases = [case for _, case in members]
@@ -536,7 +515,11 @@ def confirm(
             judgements += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
         decided = compare_arms(old, new, cases, device, rule, seed, **how)
-        judgements += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
+        for (nomination, _), rerun in zip(members, decided, strict=True):
+            history = nomination.judgement()
+            sentence = f"Rerun of both commits: {rerun.sentence} History: {nomination.sentence}"
+            details = {**rerun.details, "history": dict(history.details)}
+            judgements.append(replace(rerun, benchmark=history.benchmark, sentence=sentence, details=details))
     return judgements
 
 
@@ -547,14 +530,4 @@ def _not_rerun(nomination: Nomination, reason: str) -> Judgement:
         judgement,
         sentence=f"{judgement.sentence} It was not rerun: {reason.rstrip('.')}.",
         details={**judgement.details, "not_rerun": reason},
-    )
-
-
-def _joined(nomination: Nomination, decided: Judgement) -> Judgement:
-    history = nomination.judgement()
-    return replace(
-        decided,
-        benchmark=history.benchmark,
-        sentence=f"Rerun of both commits: {decided.sentence} History: {nomination.sentence}",
-        details={**decided.details, "history": dict(history.details)},
     )

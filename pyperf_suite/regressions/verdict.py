@@ -145,17 +145,13 @@ class Proportion:
 
 Word = Literal["slower", "faster", "equivalent", "undecided", "failed"]
 WORDS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided", "failed")
-
 # How often slower or faster may be said of what lies just within the margin, equivalent of what lies just beyond it.
 ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
-
 # At most this share of the changes that a suite calls slower or faster beyond the margin is expected to be mistaken,
 # even if all the others lay just within the margin; for identical code it is far less.
 FALSE_DISCOVERY_RATE = 0.05
-
 # Probably slower is what stayed undecided with the whole interval beyond the margin, at this confidence at least.
 PROBABLE_CONFIDENCE = 0.95
-
 # Share of the alarms' error rate for the first look; the other looks split the rest evenly. Simulated against even,
 # falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
@@ -219,10 +215,7 @@ class Judgement:
 
 
 def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
-    """True if the whole interval lies beyond the margin, with a confidence of `PROBABLE_CONFIDENCE` at least.
-
-    Of identical code that is so once in forty times where six pairs have to do, else less often.
-    """
+    """True if the whole interval lies beyond the margin, with a confidence of `PROBABLE_CONFIDENCE` at least."""
     return ratio.low > 1 + margin and confidence >= PROBABLE_CONFIDENCE
 
 
@@ -414,9 +407,6 @@ class SequentialRule:
         given = self.looks != looks_up_to(self.max_pairs, self.alpha)
         return replace(self, alpha=alpha, looks=self.looks if given else ())
 
-    def is_look(self, pairs: int) -> bool:
-        return pairs in self.looks
-
     def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:
         """Return the alpha spending of a look at `pairs` pairs, of `alpha` and `alpha_equivalent`; each sums to 1.
 
@@ -431,14 +421,10 @@ class SequentialRule:
         return sum(alarms[spent]), sum(self.looks[spent]) / sum(self.looks)
 
     def decide(self, log_ratios: Sequence[float], final: bool = False) -> Verdict:
-        """The verdict after the pairs so far; `log_ratios` are log(new time / old time), one a pair, in any order.
-
-        Between looks the verdict is undecided, unless `final` says that no more will follow. Raises ValueError for no
-        pairs or ratios that are not finite.
-        """
+        """The verdict after these log(new time / old time), one a pair; between looks undecided unless `final`."""
         pairs = len(log_ratios)
         evidence = Pairs(log_ratios, *self.shares(pairs, final))
-        found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or self.is_look(pairs))
+        found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or pairs in self.looks)
         further = 0 if found.is_decided else self._further_pairs(log_ratios, evidence.centre)
         return replace(found, pairs=pairs, further_pairs=further)
 
@@ -506,10 +492,7 @@ def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
 
 
 def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, unchanged: int = 0) -> ExitCode:
-    """Return the exit code: failures, if they count or are alone; else a regression, an undecided one, or fine.
-
-    `unchanged` counts benchmarks that were searched and have no judgement.
-    """
+    """Failures if they count or are alone, else a regression, an undecided one, or fine; `unchanged` were searched."""
     minded = {judgement.severity for judgement in judgements if is_minded(judgement, fail_on)}
     nothing = fail_on != "never" and not unchanged and {judgement.verdict for judgement in judgements} <= {"failed"}
     if nothing or "failed" in minded:

@@ -33,7 +33,6 @@ KINDS = {"points": "measured", "line": "law, predicted", BASELINE: "measured for
 _LAW = 1  # the colour of a law of a single set of points: orange is easier to see than another blue
 MOST_POINTS = 600  # drawn of one series
 _HEADROOM, _MARGIN = 1.06, 0.04
-# Values that span more than this are read on a logarithmic axis.
 WIDE = 30
 # An interval that reaches further beyond all values than this share of their height is not drawn; the axis then ends
 # at the other share, and a chart of which more than half are like this is not fit for use.
@@ -213,22 +212,18 @@ def _vertical(charts: Sequence[Chart]) -> dict[str, Any]:
     if values and min(values) > 0 and max(values) > WIDE * min(values):
         margin = (max(values) / min(values)) ** _MARGIN
         return {"y_log": True, "y_range": (min(values) / margin, max(values) * margin)}
-    return {"y_log": False, "y_range": _y_range(charts)}
-
-
-def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
-    """From zero, or below where values are, to a little above the highest; few values close together from near them."""
+    # From zero, or below where values are, to a little above the highest; few values close together from near them.
     traces = [trace for chart in charts for trace in chart.traces]
-    values = [value for trace in traces for value in trace.y]
     ends = [end for trace in traces for end in (*trace.low, *trace.high) if math.isfinite(end)]
     low, high = min([0.0, *values]), max([0.0, *values])
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
     top = top * _HEADROOM if top - high <= _WHISKER_SHARE * height else high + _ENDS_AT * height
     if values and len({x for trace in traces for x in trace.x}) <= _MAX_PLACES and bottom > _LOW_SHARE * high > 0:
-        return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
+        return {"y_log": False, "y_range": (bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top)}
     bottom = min(0.0, bottom)
-    return bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _ENDS_AT * height, top or 1.0
+    bottom = bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _ENDS_AT * height
+    return {"y_log": False, "y_range": (bottom, top or 1.0)}
 
 
 def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
@@ -266,8 +261,6 @@ def bars_range(panel: Bars) -> tuple[float, float]:
     low, high = min([0.0, *ends]), max([0.0, *ends])
     return (low * _HEADROOM, high * _HEADROOM) if high > low else (0.0, 1.0)
 
-
-# Figures on the page: what its script gives to plotly, what one sees in words, and the values as tables.
 
 _MOST_LISTED = 120  # values listed for a panel; the picture shows more
 _CHART_PX, _CELL_PX, _CELL_WIDTH_PX, _BAR_PX = 300, 24, 32, 26
@@ -383,8 +376,6 @@ def _page_panel(panel: Chart | HeatMap | Bars) -> PagePanel:
     words = f"{label} of {', '.join(bar.name for bar in panel.bars)}"
     return PagePanel(panel.title, words, data, 60 + len(panel.bars) * _BAR_PX, key=f"Bars: {panel.label}{marks}")
 
-
-# Figures as PNG files.
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
 # A cell has its number written in it if there are at most _MOST_NUMBERS cells; a bar has its name in front of it.

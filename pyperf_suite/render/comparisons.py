@@ -28,11 +28,9 @@ from pyperf_suite.render.terminal import SHOW_ALL, height_of, note, print_table,
 # The file that tells a folder of `ab`, next to findings.json; both hold what is installed on each side.
 COMPARISON = "ab.json"
 _LARGEST_BYTES = 64 << 20
-# Order of verdicts: the most urgent first; within a verdict, the largest change.
 URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400
-# Rows of a comparison in a terminal, unless all is requested.
 MOST_SHOWN = 5
 _MARKS = {"slower": "🔴", "failed": "⚫", "undecided": "🟡", "faster": "🟢", "equivalent": "⚪"}
 
@@ -72,10 +70,7 @@ def print_comparisons(
     fail_on: str,
     max_rows: int | None = MOST_SHOWN,
 ) -> None:
-    """The table, sentences on findings but the equivalent, the notes, and the exit code with its meaning.
-
-    One screen, with the `max_rows` urgent rows; None: all of it.
-    """
+    """The table's `max_rows` urgent rows (None: all), sentences on those not equivalent, notes, the exit code."""
     ordered = by_urgency(findings)
     meaning = {0: "fine", 1: "regression", 3: "undecided or failed" if findings else "nothing was searched"}[code]
 
@@ -126,16 +121,9 @@ def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -
 
 
 def comparisons_as_json(
-    heading: str,
-    findings: Sequence[Judgement],
-    notes: Sequence[str],
-    code: int,
-    extra: Mapping[str, Any] | None = None,
+    heading: str, findings: Sequence[Judgement], notes: Sequence[str], code: int, extra: Mapping[str, Any] | None = None
 ) -> str:
-    """One object: heading, exit_code, counts by verdict, findings (most urgent first), notes, and what is in `extra`.
-
-    What JSON has no number for (nan, infinity) is null.
-    """
+    """One object of heading, exit_code, counts by verdict, findings (urgent first), notes and `extra`; nan is null."""
     counts = Counter(finding.verdict for finding in findings)
     details = {
         "heading": heading,

@@ -1,7 +1,4 @@
-"""A results folder as one HTML page: each probe's strongest evidence, the summary and the warnings first.
-
-assets/page.html.j2 has the words and their order; here is what it shows.
-"""
+"""A results folder as one HTML page, whose words are in assets/page.html.j2: each probe's strongest evidence first."""
 
 from __future__ import annotations
 
@@ -33,11 +30,9 @@ from pyperf_suite.render.text import plain
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import BenchmarkSeries
-    from pyperf_suite.regressions.tracking import Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-# Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
 _LONGEST_TITLE = 80
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
@@ -93,8 +88,7 @@ def draw_page(
         "version": __version__,
         "plotly": packed_plotly(),
     }
-    page: str = environment().get_template("page.html.j2").render(content)
-    return page
+    return environment().get_template("page.html.j2").render(content)
 
 
 def _machine(
@@ -108,6 +102,12 @@ def _machine(
     sources: list[ReadRun | OtherRecord] = [*runs, *others]
     machine = sources[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
+    # Sections of one probe in several runs are numbered, for the contents.
+    numbers, listed = Counter[str](), list[Section]()
+    for section in (*sections, *map(_other, others)):
+        numbers[section.title] += 1
+        number = f" ({numbers[section.title]})" if numbers[section.title] > 1 else ""
+        listed.append(replace(section, title=section.title + number))
     verdicts = [(each, section) for section in sections for each in section.findings.verdicts]
     summary = [*failed, *summary_of({probe: section.findings for probe, section in by_probe.items()})]
     return {
@@ -116,7 +116,7 @@ def _machine(
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered([*sections, *map(_other, others)]), lambda section: section.topic),
+        "topics": grouped(listed, lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "days": sorted(each.started_at[:10] for each in sources),
@@ -142,9 +142,6 @@ def _other(record: OtherRecord) -> Section:
     )
 
 
-# Sections of probes.
-
-
 OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
 """Sections, cautions about the machine with the run that has them, and what failed."""
 
@@ -160,12 +157,10 @@ def _sections(
     order = {topic: place for place, topic in enumerate(TOPICS)}
     names = {name: place for place, name in enumerate(probe_names())}
 
-    def rank(section: Section) -> tuple[int, int, str]:
-        return order.get(section.topic, len(order)), names.get(section.probe, len(names)), section.probe
-
     similar = grouped(sorted(cautions, key=lambda caution: caution[0]), lambda caution: caution[1].template).values()
     merged = [([run_id for run_id, _ in of_runs], of_runs[-1][1]) for of_runs in similar]
-    return sorted(sections, key=rank), merged, failed
+    sections.sort(key=lambda each: (order.get(each.topic, len(order)), names.get(each.probe, len(names)), each.probe))
+    return sections, merged, failed
 
 
 def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
@@ -182,6 +177,11 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
     run, name = choice.run, choice.probe
     probe = find(name) if is_known(name) else None
     findings = Findings(tuple(about_the_cases(records))) + findings_of(name, records, find)
+    # Each reason once, the most frequent first.
+    reasons = grouped((each for each in records if each.outcome != "ok"), lambda each: (each.outcome, each.reason))
+    ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_REASONS]
+    rows = tuple((outcome, len(same), reason, label_of(same[0].case)) for (outcome, reason), same in ordered)
+    columns = tuple(map(Heading, ("outcome", "trials", "reason", "the first of them")))
     return Section(
         anchor("probe", name, run.run_id, run.machine),
         getattr(probe, "heading", "") or name.replace("_", " ").capitalize() or "Unnamed probe",
@@ -191,7 +191,7 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
         name,
         figures=tuple(map(page_figure, findings.figures[:_MOST_FIGURES])),
         figures_left_out=max(0, len(findings.figures) - _MOST_FIGURES),
-        missing=_missing(records),
+        missing=Table("What was not measured, and why", columns, rows) if rows else None,
         command=command_of(name, run.manifest, records[0].profile),
         place=run.place,
         chosen=choice,
@@ -224,28 +224,6 @@ def _as_measured(records: Sequence[Record], notice: Remark) -> Findings:
     return Findings((notice,), (table("Cases as measured", columns, timed),) if timed else ())
 
 
-def _missing(records: Sequence[Record]) -> Table | None:
-    """Why cases failed or are unsupported, each reason once, the most frequent first."""
-    reasons = grouped((each for each in records if each.outcome != "ok"), lambda each: (each.outcome, each.reason))
-    ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))[:_MOST_REASONS]
-    rows = tuple((outcome, len(held), reason, label_of(held[0].case)) for (outcome, reason), held in ordered)
-    columns = tuple(map(Heading, ("outcome", "trials", "reason", "the first of them")))
-    return Table("What was not measured, and why", columns, rows) if rows else None
-
-
-def _numbered(sections: Iterable[Section]) -> list[Section]:
-    """Number the sections of one probe in several runs, for the contents."""
-    seen: Counter[str] = Counter()
-    found = []
-    for section in sections:
-        seen[section.title] += 1
-        number = seen[section.title]
-        found.append(replace(section, title=f"{section.title} ({number})") if number > 1 else section)
-    return found
-
-
-# The section of history: what changed from run to run, and the series in which one sees it.
-
 # Drawn one by one: those with changes first, then those of most points.
 MOST_SERIES, FEWEST_POINTS = 12, 3
 
@@ -265,7 +243,10 @@ def _history(results: Results, machine: str) -> Section | None:
             return None
         # Machine code has thousands of figures, and a constant one takes as long to search.
         tracked = track([each for each in repeated if not (each.kind == "static" and len(set(each.values)) == 1)])
-        series = _worth_drawing(tracked, repeated)
+        changed = [each.series for each in (*tracked.current, *tracked.of_the_machine, *tracked.earlier)]
+        long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
+        in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
+        drawn = list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
     except UserError as reason:
         return replace(section, findings=Findings((remark("{said}", said=str(reason)),)))
     changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in tracked.current]
@@ -281,18 +262,11 @@ def _history(results: Results, machine: str) -> Section | None:
         section,
         question="What changed from run to run, when, and with which commits?",
         findings=Findings(tuple(changes)),
-        figures=tuple(map(_drawn, series)),
+        figures=tuple(map(_drawn, drawn)),
         notes=(note, *tracked.notes),
         command=f"pyperf-suite track --machine {machine}",
         place=f"{machine}/*/records.jsonl",
     )
-
-
-def _worth_drawing(tracked: Tracked, repeated: Sequence[BenchmarkSeries]) -> list[BenchmarkSeries]:
-    changed = [each.series for each in (*tracked.current, *tracked.of_the_machine, *tracked.earlier)]
-    long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
-    in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
-    return list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
 
 
 def _drawn(series: BenchmarkSeries) -> PageFigure:
@@ -302,8 +276,6 @@ def _drawn(series: BenchmarkSeries) -> PageFigure:
     figure = series_figure(series, changes_of(series))
     return page_figure(figure, [[series_chart(series, figure)]])
 
-
-# The machine that was measured: what it is, the state it was in, what of it changed, and the runs made on it.
 
 _MOST_FACTS, _LONGEST_VALUE = 60, 160
 _RUN_COLUMNS = (
@@ -356,9 +328,6 @@ def facts(state: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     return listed[:_MOST_FACTS]
 
 
-# Functions of the template.
-
-
 def anchor(*words: str) -> str:
     """An id of letters, figures and dashes that links can name."""
     return "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") or "x" for word in words)
@@ -401,10 +370,6 @@ def coded(words: Any) -> Any:
     return Markup(re.sub("`([^`\n]+)`", r"<code>\1</code>", str(escape(printable(str(words))))))
 
 
-def _in_code(write: Callable[..., str]) -> Callable[..., Any]:
-    return lambda item: coded(write(item))
-
-
 @cache
 def environment() -> Any:
     """jinja2 with the page's filters. Raises UserError if it is not installed."""
@@ -414,20 +379,17 @@ def environment() -> Any:
     except ModuleNotFoundError:
         raise UserError("The report's page needs jinja2, which is not installed: pip install jinja2.") from None
 
-    def finalize(value: Any) -> Any:
-        # Every text that a template shows comes through here: what turns the direction of writing is replaced.
-        return value if isinstance(value, Markup) else printable(str(value))
-
     jinja = jinja2.Environment(
         loader=jinja2.PackageLoader("pyperf_suite.render", "assets"),
         autoescape=True,
-        finalize=finalize,
+        # Every text that a template shows: what turns the direction of writing is replaced.
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     sentences: tuple[Callable[..., str], ...] = (text.sentence, text.measured, text.in_words, text.point)
-    jinja.filters |= {each.__name__: _in_code(each) for each in sentences}
+    jinja.filters |= {each.__name__: lambda item, write=each: coded(write(item)) for each in sentences}
     jinja.filters |= {each.__name__: each for each in (text.written, by_claim, coded, counted)}
     jinja.filters["island"] = lambda data: Markup(island(data))
     jinja.tests["remark"] = lambda each: isinstance(each, Remark)
@@ -440,10 +402,7 @@ def environment() -> Any:
 
 @cache
 def packed_plotly() -> str:
-    """plotly.min.js as base64 of gzip, the same bytes each time: it is nine tenths of the page otherwise.
-
-    Raises UserError if plotly is not installed.
-    """
+    """plotly.min.js as base64 of gzip, the same bytes each time. Raises UserError if plotly is not installed."""
     try:
         script = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):

@@ -1,7 +1,4 @@
-"""Choose the records of a report: the runs of a results folder, of one machine's folder, or a single run.
-
-A line that is no record is named and passed over, as in the history: the records after it still count.
-"""
+"""Choose the records of a report: the runs of a results folder, of one machine's folder, or a single run."""
 
 from __future__ import annotations
 
@@ -176,10 +173,7 @@ def read_results(requested: Path, machine: str | None = None, readers: Readers =
 
 
 def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[ChosenRun]]:
-    """By machine what is shown: each probe's strongest evidence, its newest run, all runs, or those named.
-
-    Raises UserError if a named run is not there, or none is wanted.
-    """
+    """By machine each probe's runs that are shown. Raises UserError if a named one is not there, or none is wanted."""
     words = (STRONGEST, LATEST, EVERY_RUN)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")

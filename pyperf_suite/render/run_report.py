@@ -1,7 +1,4 @@
-"""Report of a finished run: its findings printed, and kept as findings.md, findings.json and pictures.
-
-All are derived from the records and the laws of the version that wrote them: they may be deleted, and made again.
-"""
+"""Report of a finished run: its findings printed, and kept as findings.md, findings.json and pictures, all derived."""
 
 from __future__ import annotations
 
@@ -22,27 +19,14 @@ from pyperf_suite.findings.summary import about_the_machine, cautions_of, failur
 from pyperf_suite.probes import FindProbe, all_probes, find_probe, is_users
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
-from pyperf_suite.render import text
+from pyperf_suite.render import terminal, text
 from pyperf_suite.render.charts import draw
-from pyperf_suite.render.terminal import (
-    PLACES_LINES,
-    SHOW_ALL,
-    escape,
-    print_answer,
-    print_cautions,
-    print_findings,
-    print_first_tables,
-    print_fitness,
-    print_places,
-    print_summary,
-)
 from pyperf_suite.render.text import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.user_kernels.probe import is_test
 
 FILE = "findings.json"
-# Commands whose profile is their own, and whose name is the probe's.
 OWN_PROFILES = ("accept", "study")
 
 
@@ -59,7 +43,7 @@ def report_run(
     records: Sequence[Record],
     everything: bool = False,
     probes: Container[str] | None = None,
-    more: str = SHOW_ALL,
+    more: str = terminal.SHOW_ALL,
     find: FindProbe = find_probe,
 ) -> None:
     """Write a run's pictures and files, and end with one screen: failures, what matters, cautions, where the rest lies.
@@ -74,23 +58,25 @@ def report_run(
     if len(printed) == 1 and not everything:
         ((name, found),) = printed.items()
         failures = failures_of(records)
-        console.print(f"\n[bold]{escape(name)}[/bold]")
-        print_summary(console, failures)
-        besides = PLACES_LINES + 2 + len(failures)
-        print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, besides)
+        console.print(f"\n[bold]{terminal.escape(name)}[/bold]")
+        terminal.print_summary(console, failures)
+        besides = terminal.PLACES_LINES + 2 + len(failures)
+        terminal.print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, besides)
     else:
         if everything:
-            print_findings(console, printed, records)
+            terminal.print_findings(console, printed, records)
         else:
-            print_first_tables(console, printed, more)
+            terminal.print_first_tables(console, printed, more)
         console.print()
-        print_fitness(console, fitness)
-        print_summary(console, [*failures_of(records), *summary_of(printed, records)])
+        terminal.print_fitness(console, fitness)
+        terminal.print_summary(console, [*failures_of(records), *summary_of(printed, records)])
         # Remarks about the machine are at the top.
         of_the_machine = list(about_the_machine(records))
         of_the_cases = [each for each in of_the_run if each not in of_the_machine]
-        print_cautions(console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more)
-    print_places(console, folder.records_path, write_all(findings, records, folder), more)
+        terminal.print_cautions(
+            console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more
+        )
+    terminal.print_places(console, folder.records_path, write_all(findings, records, folder), more)
 
 
 def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe, **extra: Any) -> str:
@@ -100,12 +86,10 @@ def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = 
     return as_text({**as_document(findings, records, folder), **extra})
 
 
-def run_as_markdown(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe) -> str:
-    """The content of findings.md, without the pictures that lie next to it."""
-    return _page(findings_of(records, find), records, folder, [])
-
-
-def _page(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder, drawn: Sequence[Path]) -> str:
+def markdown_of_run(
+    findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder, drawn: Sequence[Path]
+) -> str:
+    """The content of findings.md, with the pictures that were drawn next to it."""
     profiles = {record.probe: record.profile for record in records}
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
     summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings, records))]
@@ -117,7 +101,7 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
     written = draw_all(findings, folder.path)
     texts = {
-        "findings.md": _page(findings, records, folder, written),
+        "findings.md": markdown_of_run(findings, records, folder, written),
         FILE: as_text(as_document(findings, records, folder)),
         **{document.name: document.text for found in findings.values() for document in found.documents},
     }

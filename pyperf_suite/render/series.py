@@ -99,8 +99,6 @@ def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Change]) -> tupl
     return across, level
 
 
-# Series in the terminal.
-
 _NEWEST = 20
 
 
@@ -133,17 +131,20 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
         say(console, "[magenta]step[/magenta]", message)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
     broken, unit = {each.index for each in series.breaks}, _unit(series)
-
-    def value(point: Measured) -> Quantity:
-        return Quantity(point.value, unit, point.low, point.high, point.ok)
-
     columns = (
         Column("run", lambda row: row[1].run_id),
         Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
         Column(
-            "time" if series.metric == TIME else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2
+            "time" if series.metric == TIME else series.unit_of_measure,
+            lambda row: Quantity(row[1].value, unit, row[1].low, row[1].high, row[1].ok),
+            unit,
+            priority=2,
         ),
-        Column("processes", lambda row: f"{row[1].ok}" + _failed(row[1]), priority=0),
+        Column(
+            "processes",
+            lambda row: f"{row[1].ok}{f' of {row[1].ok + row[1].failed}' * bool(row[1].failed)}",
+            priority=0,
+        ),
         Column("commit", lambda row: short_commit(row[1])),
         Column("unit", lambda row: unit_name(row[1].unit) if row[1].unit else None),
         Column("", lambda row: "after a break" if row[0] in broken else ""),
@@ -165,10 +166,6 @@ def _unit(series: BenchmarkSeries) -> str:
     if series.metric != TIME:
         return ""
     return text.shown_in("duration", [statistics.median(series.values)])[0]
-
-
-def _failed(point: Measured) -> str:
-    return f" of {point.ok + point.failed}" if point.failed else ""
 
 
 def unit_name(unit: str) -> str:

@@ -31,12 +31,9 @@ _GAP = "  "
 # Lines at the end of a command, unless all is requested, where no height is known; of these a table's rows, and lines
 # of a summary with its heading. The line of the command itself and the next prompt are left on a terminal.
 SCREEN_LINES, PROMPT_LINES = 25, 2
-# Lines of `print_places`.
 PLACES_LINES = 3
 _MOST_ROWS, MOST_LINES = 8, 7
-# Probes of a run whose tables come before that.
 _MOST_PROBES = 2
-# How all of it is printed.
 SHOW_ALL = "--all"
 # Verdicts of one outcome on one claim; findings.md and the page have all.
 _MOST_VERDICTS = 3
@@ -99,10 +96,7 @@ def print_first_tables(console: Console, findings: Mapping[str, Findings], more:
 
 
 def print_answer(console: Console, shown: Findings, more: str = SHOW_ALL, besides: int = 0) -> None:
-    """Print one screen: cautions, the first finding, the first table, then others, and how much more there is.
-
-    `besides` is the number of lines that follow.
-    """
+    """Print one screen, less `besides` lines: cautions, the first finding and table, then others, and how many more."""
 
     def one(item: Remark | tuple[Claim, list[ClaimVerdict]]) -> None:
         print_remarks_and_tables(console, Findings((item,) if isinstance(item, Remark) else tuple(item[1])), more)
@@ -191,21 +185,16 @@ def print_remarks_and_tables(
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
-            _print_claim(console, *each, more, most_verdicts)
+            claim, verdicts = each
+            say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
+            for outcome, same in grouped(verdicts, lambda verdict: verdict.outcome).items():
+                most = len(same) if most_verdicts is None or len(same) == most_verdicts + 1 else most_verdicts
+                for verdict in same[:most]:
+                    say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
+                if same[most:]:
+                    say(console, "      [dim]…[/]", f"{outcome} in {len(same) - most} more cases: {more} shows all")
     for table in shown.tables:
         print_table(console, table, more)
-
-
-def _print_claim(
-    console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict], more: str, most_verdicts: int | None
-) -> None:
-    say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
-    for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
-        most = len(held) if most_verdicts is None or len(held) == most_verdicts + 1 else most_verdicts
-        for verdict in held[:most]:
-            say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
-        if held[most:]:
-            say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: {more} shows all")
 
 
 def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = SHOW_ALL) -> None:
@@ -255,10 +244,7 @@ def _wrapped(console: Console, mark: str, words: str) -> list[str]:
 
 
 def print_table(console: Console, table: Table, more: str = SHOW_ALL, most_rows: int | None = None) -> None:
-    """At most as wide as the console: words are broken into lines, then columns of least priority are left out.
-
-    Of many rows the first are shown.
-    """
+    """At most as wide as the console: words break, then columns of least priority go; of many rows the first stay."""
     shown = text.written(table)
     if not shown.rows or not shown.columns:
         return

@@ -17,20 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import printable
-from pyperf_suite.findings.data import (
-    Bars,
-    Cell,
-    Claim,
-    ClaimVerdict,
-    Document,
-    Findings,
-    Heading,
-    HeatMap,
-    Panel,
-    Remark,
-    Series,
-    Table,
-)
+from pyperf_suite.findings import data
 from pyperf_suite.findings.summary import SummaryPoint, cautions_of, summary_of
 from pyperf_suite.record.quantity import UNITS, UNKNOWN_SPAN, VAGUE_SPAN, Quantity
 
@@ -40,10 +27,8 @@ if TYPE_CHECKING:
 NOT_KNOWN = "-"
 # After the figures of a case whose measuring ended at its time limit.
 LOOSE = "*"
-# From here on digits are powers of ten.
 HUGE = 1e15
 FINE = 0.1
-# A change beyond this is easier to read as a factor.
 AS_FACTOR = 9.0
 SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
 PERCENTAGES = ("%", "+%")
@@ -53,7 +38,7 @@ SCALES = {
     "size": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
 }
 SCHEMA, VERSION = "pyperf-suite findings", 1
-_KINDS = {Panel: "panel", HeatMap: "heat map", Bars: "bars"}
+_KINDS = {data.Panel: "panel", data.HeatMap: "heat map", data.Bars: "bars"}
 # Fields that name a unit: what the values are counted in, and what they are shown in.
 _UNITS = ("unit", "x_unit", "y_unit")
 
@@ -70,14 +55,14 @@ def bare(quantity: Quantity) -> str:
     return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", interval)))
 
 
-def cell(value: Cell) -> str:
+def cell(value: data.Cell) -> str:
     """The text of one cell of a table."""
     if value is None:
         return NOT_KNOWN
     return bare(value) + LOOSE * (not value.converged) if isinstance(value, Quantity) else printable(str(value))
 
 
-def heading(column: Heading) -> str:
+def heading(column: data.Heading) -> str:
     """A column's name with the unit of its numbers: `time, ms`, `gain, ×`."""
     return with_unit(column.name, _in_heading(column.unit))
 
@@ -96,11 +81,11 @@ class WrittenTable:
     """A table as text, without columns that have no value in any row. Columns of numbers stand to the right."""
 
     title: str
-    columns: tuple[Heading, ...]
+    columns: tuple[data.Heading, ...]
     headings: tuple[str, ...]
     numeric: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
-    cells: tuple[tuple[Cell, ...], ...]
+    cells: tuple[tuple[data.Cell, ...], ...]
 
     @property
     def legend(self) -> str:
@@ -109,7 +94,7 @@ class WrittenTable:
         return f"{LOOSE} measuring ended at its time limit, before the interval was as narrow as required" * marked
 
 
-def written(table: Table) -> WrittenTable:
+def written(table: data.Table) -> WrittenTable:
     """Return a table as the terminal, Markdown and the page show it."""
     places = [place for place in range(len(table.columns)) if any(row[place] not in (None, "") for row in table.rows)]
     columns = tuple(table.columns[place] for place in places)
@@ -123,44 +108,46 @@ def written(table: Table) -> WrittenTable:
     return WrittenTable(printable(table.title), columns, headings, numeric, rows, cells)
 
 
-def sentence(remark: Remark | ClaimVerdict) -> str:
+def sentence(remark: data.Remark | data.ClaimVerdict) -> str:
     """A remark with its gaps filled; a verdict with its outcome, the claim and its source."""
-    if isinstance(remark, Remark):
+    if isinstance(remark, data.Remark):
         return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
     return f"{_fill(remark.message)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
 
 
-def measured(verdict: ClaimVerdict) -> str:
+def measured(verdict: data.ClaimVerdict) -> str:
     """Return the measurement without the claim, which several verdicts may share."""
     return f"{_fill(verdict.message)}{_why(verdict)}."
 
 
 def point(of: SummaryPoint) -> str:
     """One line of a summary, without its probe and without the source of a claim."""
-    if isinstance(of.message, Remark):
+    if isinstance(of.message, data.Remark):
         return _fill(of.message)
     if of.kind == "fails":
         return f"does not hold here: {of.message.claim.text} (measured: {quantity_text(of.message.measured)})"
     return f"{_fill(of.message.message)}."
 
 
-def in_words(claim: Claim) -> str:
+def in_words(claim: data.Claim) -> str:
     """The claim and its source."""
     return f"{claim.text}: {claim.source}"
 
 
-def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> Iterator[Remark | tuple[Claim, list[ClaimVerdict]]]:
+def by_claim(
+    remarks: Iterable[data.Remark | data.ClaimVerdict],
+) -> Iterator[data.Remark | tuple[data.Claim, list[data.ClaimVerdict]]]:
     """Remarks that are no noise, cautions first; the verdicts on one claim together, at the place of the first."""
-    shown = [each for each in remarks if isinstance(each, ClaimVerdict) or not each.is_noise]
-    shown.sort(key=lambda each: isinstance(each, ClaimVerdict) or each.kind != "caution")
+    shown = [each for each in remarks if isinstance(each, data.ClaimVerdict) or not each.is_noise]
+    shown.sort(key=lambda each: isinstance(each, data.ClaimVerdict) or each.kind != "caution")
     seen = []
     for each in shown:
-        if isinstance(each, Remark):
+        if isinstance(each, data.Remark):
             yield each
         elif each.claim not in seen:
             seen.append(each.claim)
-            yield each.claim, [one for one in shown if isinstance(one, ClaimVerdict) and one.claim == each.claim]
+            yield each.claim, [one for one in shown if isinstance(one, data.ClaimVerdict) and one.claim == each.claim]
 
 
 def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
@@ -170,12 +157,12 @@ def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
     return _scale(unit, max((abs(value) for value in values if math.isfinite(value)), default=0.0))
 
 
-def _why(verdict: ClaimVerdict) -> str:
+def _why(verdict: data.ClaimVerdict) -> str:
     """Why it is undecided and what would decide it; empty for the others."""
     return f": {verdict.why}, {verdict.remedy}" if verdict.why else ""
 
 
-def _fill(remark: Remark) -> str:
+def _fill(remark: data.Remark) -> str:
     words = {
         name: quantity_text(value) if isinstance(value, Quantity) else cell(value)
         for name, value in remark.values.items()
@@ -229,7 +216,7 @@ def _number(value: float, of: Quantity) -> str:
 
 def markdown_page(
     title: str,
-    findings: Mapping[str, Findings],
+    findings: Mapping[str, data.Findings],
     records: Sequence[Record],
     pictures: Sequence[Path],
     commands: Mapping[str, str] = MappingProxyType({}),
@@ -244,33 +231,30 @@ def markdown_page(
         lines += [f"## {markdown_escape(name)}", ""]
         if name in commands:
             lines += [f"    {printable(commands[name])}", ""]
-        lines += markdown_of(Findings(tuple(of_probes[name])) + found, drawn)
+        lines += markdown_of(data.Findings(tuple(of_probes[name])) + found, drawn)
     return "\n".join(lines)
 
 
-def markdown_of(findings: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def markdown_of(findings: data.Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
-    lines = [*_markdown_remarks(findings.remarks), ""]
+    lines = []
+    for each in by_claim(findings.remarks):
+        if isinstance(each, data.Remark):
+            lines.append(f"- {'Caution: ' if each.kind == 'caution' else ''}{markdown_escape(sentence(each))}")
+        else:
+            claim, verdicts = each
+            lines.append(f"- Claim: {markdown_escape(in_words(claim))}")
+            lines += [f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts]
+    lines.append("")
     for figure in findings.figures:
         if figure.name in drawn:
             lines += [f"![{markdown_escape(figure.title)}]({drawn[figure.name]})", ""]
-    for each in findings.tables:
-        lines += [*markdown_table(each), ""]
+    for table in findings.tables:
+        lines += [*markdown_table(table), ""]
     return lines
 
 
-def _markdown_remarks(of: Iterable[Remark | ClaimVerdict]) -> Iterator[str]:
-    """A list; the verdicts on one claim below it."""
-    for each in by_claim(of):
-        if isinstance(each, Remark):
-            yield f"- {'Caution: ' if each.kind == 'caution' else ''}{markdown_escape(sentence(each))}"
-        else:
-            claim, verdicts = each
-            yield f"- Claim: {markdown_escape(in_words(claim))}"
-            yield from (f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts)
-
-
-def markdown_table(table: Table) -> list[str]:
+def markdown_table(table: data.Table) -> list[str]:
     """Lines of a table."""
     shown = written(table)
     rule = ["---:" if numeric else "---" for numeric in shown.numeric]
@@ -310,16 +294,16 @@ def plain(value: Any, digits: int = 17) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else printable(str(value))
 
 
-def answer(findings: Mapping[str, Findings], details: Mapping[str, Any] | None = None) -> str:
+def answer(findings: Mapping[str, data.Findings], details: Mapping[str, Any] | None = None) -> str:
     """Return the JSON of a command that measures nothing: findings by name as `probes` have them, and its `details`."""
     parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
     summary = as_data(summary_of(findings))
     return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **(details or {})})
 
 
-def findings_as_data(findings: Findings) -> dict[str, Any]:
+def findings_as_data(findings: data.Findings) -> dict[str, Any]:
     """Remarks, verdicts, tables and figures."""
-    remarks = [each for each in findings.remarks if isinstance(each, Remark)]
+    remarks = [each for each in findings.remarks if isinstance(each, data.Remark)]
     return {
         "cautions": as_data([each for each in remarks if each.kind == "caution"]),
         "remarks": as_data([each for each in remarks if each.kind != "caution"]),
@@ -332,7 +316,7 @@ def as_data(value: Any) -> Any:
     if isinstance(value, Quantity):
         held = vars(value)
         return {"value": held["value"], "unit": value.base, "shown": value.unit} | dict(list(held.items())[2:])
-    if isinstance(value, Document):
+    if isinstance(value, data.Document):
         return value.name
     if isinstance(value, SummaryPoint):
         return {"kind": value.kind, "probe": value.probe or None, "text": point(value)}
@@ -346,10 +330,10 @@ def as_data(value: Any) -> Any:
         name: {"base": UNITS[each][0], "shown": each} if name in _UNITS else as_data(each)
         for name, each in vars(value).items()
     }
-    if isinstance(value, Remark):
+    if isinstance(value, data.Remark):
         return {"text": sentence(value), **fields, "noise": value.is_noise}
-    if isinstance(value, ClaimVerdict):
+    if isinstance(value, data.ClaimVerdict):
         return {"text": sentence(value), **fields}
-    if isinstance(value, Series):
+    if isinstance(value, data.Series):
         return {**fields, "predicted": value.predicted}
     return {"kind": _KINDS[type(value)], **fields} if type(value) in _KINDS else fields

@@ -34,7 +34,6 @@ Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
 PROFILES = ("quick", "standard", "full")
-
 USUAL = "normal"
 CONSTANT_ROWS = "constant rows"
 INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)

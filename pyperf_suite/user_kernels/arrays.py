@@ -23,30 +23,21 @@ NUMPY_KINDS = "biufcmMSU"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PACKED = (bytearray, array, range, set, frozenset)
 ALIGNMENT = 64
-
 # How arrays may lie in memory besides as their maker laid them: with gaps, or where no vector is aligned.
 STRIDED, UNALIGNED = LAYOUTS = ("strided", "unaligned")
-
 # The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
 POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
-
 # The same of types of one byte that numpy has not got and torch does not fill.
 POISON_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
-
 # Types of elements that are compared through float32 and complex64; others of fewer bits count as the coarsest of them.
 WIDENED = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
 COARSEST = "float8_e8m0fnu"
-
 # Longer whole numbers are compared by their digits.
 LONGEST_WHOLE_BITS = 1000
-
-# Bytes of a result that are copied when the clock stops, and bytes of a block.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
-
 # Name in records of a result that may not have been computed yet, and methods by which other objects compute it.
 LAZY = "lazy result"
 LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
-
 # Taken before any code of a user's runs.
 _DRAW = random.SystemRandom().randrange
 
@@ -73,7 +64,27 @@ class Leaf:
 
     def room(self, layout: str = "") -> Any:
         """Memory of the same layout, or of one of LAYOUTS, on the same device, elsewhere; plain data is in its slot."""
-        return None if self.kind == "plain" else _like(self.value, self.spec, layout)
+        if self.kind == "plain":
+            return None
+        value, spec = self.value, self.spec
+        shape, skipped = spec["shape"], int(layout == UNALIGNED)
+        strides = [stride * (2 if layout == STRIDED else 1) for stride in spec["strides"]]
+        reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+        before = -sum(each for each in reach if each < 0)
+        count = before + sum(each for each in reach if each > 0) + 1 + skipped
+        if spec["library"] == "torch":
+            torch = sys.modules["torch"]
+            base = torch.zeros(count, dtype=value.dtype, device=value.device)
+            view = base.as_strided(shape, strides, skipped)
+            if type(value) is torch.nn.Parameter:
+                return torch.nn.Parameter(view, requires_grad=spec["grad"])
+            return view.requires_grad_(spec["grad"]) if spec["grad"] else view
+        numpy = sys.modules["numpy"]
+        if value.flags.c_contiguous and not layout:
+            return numpy.zeros(value.shape, value.dtype)
+        base = numpy.zeros(count, value.dtype)
+        steps = [stride * value.itemsize for stride in strides]
+        return numpy.lib.stride_tricks.as_strided(base[before + skipped :], shape, steps, writeable=True)
 
     def write(self, file: Any, value: Any = None) -> None:
         """The values, contiguous, at the file's place for them."""
@@ -115,11 +126,8 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
         yield "array", value
     elif is_plain(value):
         yield "plain", value
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from walk(each)
-    elif type(value) is dict:
-        for each in value.values():
+    elif type(value) in (list, tuple, dict):
+        for each in value.values() if type(value) is dict else value:
             yield from walk(each)
 
 
@@ -199,24 +207,21 @@ def is_array(value: Any) -> bool:
 
 
 def _array_spec(value: Any) -> dict[str, Any]:
-    if is_torch(value):
-        return {
-            "library": "torch",
-            "dtype": str(value.dtype)[6:],
-            "shape": list(value.shape),
-            "strides": list(value.stride()),
-            "bytes": value.numel() * value.element_size(),
-            "device": str(value.device),
-            "grad": bool(value.requires_grad),
-        }
+    is_of_torch = is_torch(value)
+    if is_of_torch:
+        dtype, strides = str(value.dtype)[6:], list(value.stride())
+    else:
+        has_name = value.dtype.kind in "biufc" or is_of_ml_dtypes(value)
+        dtype = value.dtype.name if has_name else value.dtype.str
+        strides = [stride // max(1, value.itemsize) for stride in value.strides]
     return {
-        "library": "numpy",
-        "dtype": value.dtype.name if value.dtype.kind in "biufc" or is_of_ml_dtypes(value) else value.dtype.str,
+        "library": "torch" if is_of_torch else "numpy",
+        "dtype": dtype,
         "shape": list(value.shape),
-        "strides": [stride // max(1, value.itemsize) for stride in value.strides],
-        "bytes": value.nbytes,
-        "device": "cpu",
-        "grad": False,
+        "strides": strides,
+        "bytes": value.numel() * value.element_size() if is_of_torch else value.nbytes,
+        "device": str(value.device) if is_of_torch else "cpu",
+        "grad": is_of_torch and bool(value.requires_grad),
     }
 
 
@@ -233,28 +238,6 @@ def lay_out(specs: Sequence[dict[str, Any]]) -> int:
             spec["offset"] = end
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
     return end
-
-
-def _like(value: Any, spec: Mapping[str, Any], layout: str = "") -> Any:
-    """An array of that layout, so that a transposed input stays one; or with gaps, or where memory is not aligned."""
-    shape, skipped = spec["shape"], int(layout == UNALIGNED)
-    strides = [stride * (2 if layout == STRIDED else 1) for stride in spec["strides"]]
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
-    before = -sum(each for each in reach if each < 0)
-    count = before + sum(each for each in reach if each > 0) + 1 + skipped
-    if spec["library"] == "torch":
-        torch = sys.modules["torch"]
-        base = torch.zeros(count, dtype=value.dtype, device=value.device)
-        made = base.as_strided(shape, strides, skipped)
-        if type(value) is torch.nn.Parameter:
-            return torch.nn.Parameter(made, requires_grad=spec["grad"])
-        return made.requires_grad_(spec["grad"]) if spec["grad"] else made
-    numpy = sys.modules["numpy"]
-    if value.flags.c_contiguous and not layout:
-        return numpy.zeros(value.shape, value.dtype)
-    base = numpy.zeros(count, value.dtype)
-    steps = [stride * value.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(base[before + skipped :], shape, steps, writeable=True)
 
 
 def _contiguous(value: Any) -> Any:
@@ -336,10 +319,7 @@ def content_hash(value: Any) -> bytes:
 
 
 def poison(value: Any, every: int = 1) -> None:
-    """Fill an array with a NaN of the suite's own, or the least integer, so that unwritten elements are seen.
-
-    One of `every` elements of a row is filled: enough to see a row that nobody writes.
-    """
+    """Fill an array, or one of `every` elements of a row, with a NaN of the suite's own, or the least integer."""
     if is_torch(value):
         torch = sys.modules["torch"]
         if value.dtype is torch.bool or not value.numel():

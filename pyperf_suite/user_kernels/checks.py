@@ -1,7 +1,4 @@
-"""Judge anybody's kernel: by the last launch of each part of timed ones, and by results as files.
-
-A kernel process's files are read as data, whatever they are.
-"""
+"""Judge anybody's kernel by the last launch of each part of timed ones, and by results in files, which are data."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,58 +35,35 @@ from pyperf_suite.workloads.operands import widen
 
 # Launches that take so long have fresh inputs each; what making them takes is no time of samples, up to so much.
 LONG_S, UNSAMPLED_S = 5e-3, 2.0
-
 # Fewest and most launches that are checked at the end, in `checking_s` or in the share of a longer case.
 FEWEST_LAST_CHECKS, LAST_CHECKS = 2, 8
-
-# Launches at the end that are compared with those in one request.
 MAX_COMPARED_AT_ONCE = 250
-
 # Launches of what is random that may not all give the same, and what is said where they do.
 REPEATED = 8
 ALWAYS_THE_SAME = f"{REPEATED} launches on the same inputs gave the same, where random=True says that results differ"
-
-# The reason of a verdict where the reference fails on inputs of another kind.
 UNSUITED = "unsuited"
-
 # Launches on fresh inputs that are compared with as many on seen ones: at most 60, within 3 s. After each 12 it is
 # decided whether they are slower, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
-
 # The fastest of FRESH_TRIES bursts takes at most this factor of the reported time, and FRESH_SPARE_S besides, in which
 # threads of a library wake after a pause: single launches of honest torch took 36 and, on busy cores, 550 times.
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
-
 # Launches of a burst on sets that were all given fresh inputs: enough that one computed ahead is no large share.
 PAIRED_BURST = 4
-
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
-
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.01, 0.1
-
 # A kernel that moves at least so much a launch and a second is compared with the fastest of COPIES copies of its size.
 LEAST_COPIED_BYTES, MOST_COPIED_BYTES, COPIED_BYTES_PER_S, COPIES = 4 << 20, 256 << 20, 4e9, 5
-
 # A part of LONG_PART_S or longer has at least this share in its samples, besides the time between two samples: a list
 # of all sets is copied. A busy machine answers late, so the best of several counts, each of more samples than the last
 # until one takes that long.
 LONG_PART_S, REPORTED_SHARE, BETWEEN_SAMPLES_S, PER_SET_S = 5e-3, 0.6, 5e-6, 1e-8
 CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
-
-# Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
-
-# Bytes of two files that are compared at a time.
 COMPARED_BYTES = 1 << 18
-
 # bfloat16 and float8 are bits to numpy.
-BITS = {
-    "bfloat16": np.uint16,
-    "float8_e4m3fn": np.uint8,
-    "float8_e5m2": np.uint8,
-    "complex32": np.uint32,
-}
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8, "complex32": np.uint32}
 
 Array = NDArray[Any]
 
@@ -130,15 +104,11 @@ class PartStopwatch:
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
-        seconds: list[float] = self._launches.time(first, samples, launches_per_sample)[0]
-        return seconds
+        return self._launches.time(first, samples, launches_per_sample)[0]
 
 
 class UserChecks(Checks):
-    """Checks of anybody's launches: the set that ends a part has fresh inputs, and what it left a reference of them.
-
-    Before timing other kinds of inputs are tried; after it, what shows in times alone is looked for.
-    """
+    """Checks of anybody's launches: the set that ends a part has fresh inputs, whose reference judges its result."""
 
     def __init__(
         self,
@@ -477,24 +447,27 @@ def read_tree(path: str) -> dict[str, Any]:
     """Return a result that a process wrote, and its `path`; a Failed if it is none: a process may write anything."""
     try:
         tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
-        _require_tree(tree, Path(path).stat().st_size)
+        size_bytes = Path(path).stat().st_size
+        for leaf in _leaves(tree):
+            if leaf["kind"] == "array":
+                if math.prod(leaf["shape"]) * stored_type(leaf["dtype"]).itemsize != leaf["bytes"]:
+                    raise ValueError("an array of another size than its shape")
+                if not 0 <= leaf["offset"] <= leaf["offset"] + leaf["bytes"] <= size_bytes:
+                    raise ValueError("an array outside of its file")
+            elif leaf["kind"] != "plain" or "value" not in leaf:
+                raise ValueError("no result")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
     return {**tree, "path": path}
 
 
-def _require_tree(tree: Any, size_bytes: int) -> None:
+def _leaves(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The arrays and plain values of a result."""
     if tree["kind"] in ("tuple", "dict"):
         for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
-            _require_tree(each, size_bytes)
-    elif tree["kind"] == "array":
-        storage = stored_type(tree["dtype"])
-        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
-            raise ValueError("an array of another size than its shape")
-        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
-            raise ValueError("an array outside of its file")
-    elif tree["kind"] != "plain" or "value" not in tree:
-        raise ValueError("no result")
+            yield from _leaves(each)
+    else:
+        yield tree
 
 
 def float_bytes(dtype: str) -> int:
@@ -541,31 +514,23 @@ def read_array(path: str, spec: Mapping[str, Any]) -> Array:
 
 def shares_elements(tree: Mapping[str, Any]) -> bool:
     """True if two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
-    if tree["kind"] in ("tuple", "dict"):
-        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
-        return any(shares_elements(each) for each in items)
-    reach = 0
-    steps = zip(tree.get("strides", ()), tree.get("shape", ()), strict=True)
-    for stride, size in sorted((abs(stride), size) for stride, size in steps if size > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
+    for leaf in _leaves(tree):
+        reach = 0
+        steps = zip(leaf.get("strides", ()), leaf.get("shape", ()), strict=True)
+        for stride, size in sorted((abs(stride), size) for stride, size in steps if size > 1):
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
     return False
 
 
 def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
     """True if a result holds a NaN that the suite put in its place."""
-    if tree["kind"] in ("tuple", "dict"):
-        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
-        return any(holds_poison(each, path) for each in items)
-    if tree["kind"] != "array":
-        return False
-    storage = stored_type(tree["dtype"])
-    size = storage.itemsize // (2 if storage.kind == "c" else 1)
-    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
-        return False
-    bits = read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
-    return bool((bits == POISON[size]).any())
+    for leaf in _leaves(tree):
+        size = float_bytes(leaf["dtype"]) if leaf["kind"] == "array" else 0
+        if size in POISON and (read_bytes(path, leaf["offset"], leaf["bytes"]).view(f"i{size}") == POISON[size]).any():
+            return True
+    return False
 
 
 def read_bytes(path: str, offset: int, size_bytes: int) -> Array:

@@ -19,7 +19,6 @@ from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 
 Scalar = bool | int | float | str
-# Array library of each file or module that was described.
 _libraries: dict[str, str] = {}
 
 
@@ -34,20 +33,14 @@ def root(source: str = "") -> Path:
 
 
 def root_of(folder: Path) -> Path:
-    """Folder that files of a folder are named relative to, wherever one stands: the top of its git checkout or project.
-
-    Else the folder itself.
-    """
+    """Folder that files are named relative to, wherever one stands: the top of a git checkout or project, or it."""
     above = (folder, *folder.parents)
     places = (each for name in (".git", "pyproject.toml") for each in above if (each / name).exists())
     return next(places, folder)
 
 
 def canonical(name: str) -> str:
-    """A user's name as records have it: FILE relative to the root.
-
-    Raises UserError for a file that is not there, and for two of one name.
-    """
+    """A user's name as records have it, FILE relative to the root. Raises UserError for no file and two of a name."""
     source, function = split(name)
     if not source.endswith(".py"):
         return name
@@ -59,27 +52,23 @@ def canonical(name: str) -> str:
     top = root().resolve() if is_set else root_of(path.parent)
     relative = Path(os.path.relpath(path, top)).as_posix()
     if not is_set:
-        _find_in_processes(path, relative, top)
+        # Processes of this one find the file.
+        here = root_of(Path.cwd())
+        namesake = _named.setdefault((here, relative), path)
+        if namesake != path:
+            raise UserError(
+                f"{namesake} and {path} are both called {relative} in records, for neither lies in a git checkout or "
+                "has a pyproject.toml above it: measure one after the other, each into --results of its own."
+            )
+        if top != here and str(top) not in _roots:
+            _roots[:] = [str(top), *(_roots or [str(here)])]
+            os.environ[ROOT_VARIABLE] = os.pathsep.join(_roots)
     return f"{relative}:{function}" if function else relative
 
 
 # Folders of files elsewhere than around the current one, which comes last, for processes of this one; and files named.
 _roots: list[str] = []
 _named: dict[tuple[Path, str], Path] = {}
-
-
-def _find_in_processes(path: Path, relative: str, top: Path) -> None:
-    """Have processes of this one find the file. Raises UserError where another that was named is called the same."""
-    here = root_of(Path.cwd())
-    other = _named.setdefault((here, relative), path)
-    if other != path:
-        raise UserError(
-            f"{other} and {path} are both called {relative} in records, for neither lies in a git checkout or "
-            "has a pyproject.toml above it: measure one after the other, each into --results of its own."
-        )
-    if top != here and str(top) not in _roots:
-        _roots[:] = [str(top), *(_roots or [str(here)])]
-        os.environ[ROOT_VARIABLE] = os.pathsep.join(_roots)
 
 
 @dataclass(frozen=True)
@@ -124,8 +113,7 @@ def describe(target: str) -> tuple[Described, ...]:
 def parameters_of(names: tuple[str, ...]) -> type:
     """The frozen dataclass of a kernel with these axes; the same for the same names."""
     fields: list[Any] = [(name, Scalar) for name in names]
-    made: type = make_dataclass("UserParameters", fields, frozen=True)
-    return made
+    return make_dataclass("UserParameters", fields, frozen=True)
 
 
 def start_request(name: str, device: str) -> dict[str, Any]:

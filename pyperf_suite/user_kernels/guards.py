@@ -58,7 +58,6 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
 # Names that torch itself replaces: when torch._dynamo is imported, as by torch.compile and custom operators, and where
 # a file sets the default dtype.
 _REPLACED_BY_TORCH = {"torch.manual_seed", "torch.Storage"}
-
 # Names that are no constants of their module, or belong to whoever reads them.
 _VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
 
@@ -69,19 +68,13 @@ class Guards:
     A module that is imported later is remembered as it is when its import ends, before whoever imports it sees it.
     """
 
-    def __init__(
-        self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, exempt: Sequence[str] = ("pyperf_suite", "__main__")
-    ) -> None:
-        self._guarded, self._exempt = guarded, tuple(exempt)
+    def __init__(self) -> None:
         self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
         self._methods: list[tuple[type, frozenset[str]]] = []
         self._modules: dict[str, ModuleType] = {}
         self._operators: frozenset[str] | None = None
         for name, module in list(sys.modules.items()):
             self._remember(name, module)
-
-    def watch_imports(self) -> None:
-        sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As a finder of modules: what the others find, remembered when it has been executed."""
@@ -109,8 +102,9 @@ class Guards:
             ]
         return changed + sorted(f"torch.ops.{each}" for each in _operators() - (self._operators or _operators()))
 
-    def _is_guarded(self, name: str) -> bool:
-        return name in self._guarded or name.partition(".")[0] in self._exempt
+    @staticmethod
+    def _is_guarded(name: str) -> bool:
+        return name in GUARDED or name.partition(".")[0] in ("pyperf_suite", "__main__")
 
     def _remember_when_executed(self, spec: ModuleSpec) -> None:
         loader = spec.loader
@@ -128,7 +122,7 @@ class Guards:
         if not self._is_guarded(name) or not isinstance(module, ModuleType):
             return
         self._modules[name] = module
-        for path in self._guarded.get(name) or _callables(module):
+        for path in GUARDED.get(name) or _callables(module):
             if f"{name}.{path}" in _REPLACED_BY_TORCH:
                 continue
             *outer, attribute = path.split(".")
@@ -193,13 +187,10 @@ def _chance_of(inversions: int, count: int, other_count: int) -> float:
 
 # Launches without a pause whose results are compared afterwards, and their bytes; one where memory is returned again.
 TOGETHER, TOGETHER_BYTES = 16, 8 << 20
-
 # Sets of a request, of many: filling one takes longer than a short launch.
 AUDITED_SETS = 32
-
 # Elements of a row that are poisoned between launches: the others are a cache line or two away.
 POISONED_ONE_OF = 32
-
 _STARMAP = starmap
 
 

@@ -7,9 +7,11 @@ only code that attacks its judge takes, two processes that share nothing, is aud
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,18 +22,14 @@ import numpy as np
 
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.process.serving import end_copy
-from pyperf_suite.user_kernels.api import DeclaredKernel, Launch
+from pyperf_suite.user_kernels.api import USUAL, DeclaredKernel, Launch
 from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
 from pyperf_suite.user_kernels.kernel_case import KernelCase
-from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.user_kernels.user_file import UserFile
 
 # Bytes of inputs up to which one thread makes them and computes their reference.
 SMALL_BYTES = 4 << 20
-
-# The name of a test's launch as a kernel of its file.
 TEST_LAUNCH = "given"
-
 # Settings of a whole process that the suite measures by: a user's holds while the user's code runs.
 _CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns")
 
@@ -40,7 +38,6 @@ def _settings() -> tuple[Any, ...]:
     return np.geterr(), warnings.filters, {name: getattr(time, name) for name in _CLOCKS}
 
 
-# numpy's own state of errors.
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 # Settings that do not hold now: the suite's, as numpy and `time` have them, and no warning an error.
@@ -68,10 +65,45 @@ def _exchange() -> None:
     _others = mine
 
 
+class Reference(ABC):
+    """A file's inputs and references, by requests. `library` is what its arrays are of."""
+
+    library: str
+    # Modules that a process of its own may import before it is known whose it is.
+    preload: tuple[str, ...] = ()
+
+    @abstractmethod
+    def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request. Raises Failed."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time that it used, if it is a process of its own."""
+        return 0.0
+
+    def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
+        """Describe a case: its arrays, and what its launch says of them."""
+        return self.ask("build", end_s, **requested, seed=secrets.randbits(63), library=self.library)
+
+    def make(
+        self, case: Mapping[str, Any], slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL
+    ) -> dict[str, Any]:
+        """A case's inputs under a seed, by default one that is drawn now, of a kind (api.INPUTS), written to a slot."""
+        seed = secrets.randbits(63) if seed is None else seed  # which nobody knows
+        return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
+
+    def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
+        """Ask the file's own check about a result that is in a file, or that was `left` in this process."""
+        return self.ask("check", end_s, result=path)
+
+    def expect(
+        self, expected: str, end_s: float, sizes: str = "", budget_s: float = 0.0, terms: float | None = None
+    ) -> dict[str, Any]:
+        """Compute the reference on the last inputs; report whether that shares memory with them, and its sizes."""
+        return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
+
+
 class FileHere(Reference):
     """A user's file that this process imports: it makes inputs and computes references."""
-
-    is_closed = False
 
     def __init__(self, file: UserFile, library: str, started: Mapping[str, Any], where: str = "") -> None:
         self.file, self.library, self.started, self._where = file, library, started, where
@@ -114,12 +146,6 @@ class FileHere(Reference):
 
     def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
         return self.ask("check_object", end_s, out=left)
-
-    def cpu_seconds(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing is to be ended: the file stays imported."""
 
 
 class _GivenKernel(DeclaredKernel):
@@ -183,10 +209,7 @@ def _answered(file: UserFile, where: str, pid: int, request: str, **arguments: A
 
 
 def require_answered(answer: dict[str, Any], where: str) -> dict[str, Any]:
-    """The answer, unless it says that the user's code failed, at its own place or else at `where`.
-
-    Raises Failed with a sentence, Unsupported with a reason.
-    """
+    """The answer. Raises Failed with a sentence, at its own place or `where`, and Unsupported with a reason."""
     witnesses = int(answer.get("witnesses") or 0)
     if "unsupported" in answer:
         raise Unsupported(str(answer["unsupported"])[:1000], witnesses)

@@ -16,19 +16,7 @@ from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
 from typing import Any
 
-from pyperf_suite.user_kernels.arrays import (
-    UserCodeError,
-    arrays_in,
-    digest,
-    draw_over,
-    extent,
-    keep,
-    overlaps,
-    poison,
-    repeats,
-    replaced,
-    write_result,
-)
+from pyperf_suite.user_kernels import arrays
 from pyperf_suite.user_kernels.guards import Auditor
 from pyperf_suite.user_kernels.user_file import UserFile
 
@@ -132,7 +120,7 @@ class KernelCase(UserFile):
                 values[at] = fresh
                 _hash_text(fresh)
             elif leaf.role == "output":
-                (poison if self._times_filled[index] % 2 else draw_over)(values[at])
+                (arrays.poison if self._times_filled[index] % 2 else arrays.draw_over)(values[at])
             else:
                 leaf.read(self._open_slots[path], values[at])
         if has_plain or not self._calls[index]:
@@ -145,10 +133,10 @@ class KernelCase(UserFile):
     def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `_called` for a set, or a function that has taken keyword arguments already."""
         leaves = (values[at] for at in self._order)
-        args = tuple(replaced(each, leaves) for each in self._launch.args)
+        args = tuple(arrays.replaced(each, leaves) for each in self._launch.args)
         if not self._launch.kwargs:
             return args
-        keywords = {name: replaced(each, leaves) for name, each in self._launch.kwargs.items()}
+        keywords = {name: arrays.replaced(each, leaves) for name, each in self._launch.kwargs.items()}
         return (partial(self._function, *args, **keywords),)
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
@@ -184,7 +172,7 @@ class KernelCase(UserFile):
                 spent += _CLOCK() - begin
                 released += begin - full
                 if not last or next(series, None) is not None:
-                    raise UserCodeError(f"{self._implementation} raised StopIteration", self._shown_where)
+                    raise arrays.UserCodeError(f"{self._implementation} raised StopIteration", self._shown_where)
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
         self._last_set = (first - 1) % len(calls)
@@ -238,17 +226,17 @@ class KernelCase(UserFile):
 
     def _keep_result(self) -> None:
         """Copy the result, or blocks of it, at once when the clock has stopped: what comes later is seen."""
-        self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
+        self._kept = [(each, arrays.keep(each)) for each in arrays.arrays_in(self._result())]
 
     def _changed(self, after_s: float) -> dict[str, Any]:
         """True if the result, `after_s` seconds from now, is another than when the clock stopped."""
         time.sleep(after_s)
-        return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
+        return {"changed": any(arrays.keep(each, kept) != kept for each, kept in self._kept)}
 
     def _poison_result(self) -> None:
         """Poison the result's memory, unless it is an argument, which `_load` fills: the next result must be new."""
         for each in self._fetched:
-            poison(each)
+            arrays.poison(each)
         self._fetched, self._kept = [], []
 
     def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
@@ -259,21 +247,25 @@ class KernelCase(UserFile):
         values, out = self._sets[self._last_set] if self._sets else [], self._result()
         reported = {"bytes": 0}
         if result:
-            reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
+            reported = arrays.write_result(
+                out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes
+            )
         if inputs:
             with open(inputs, "r+b") as file:
                 for leaf, value in zip(self.leaves, values):
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
-        plain = digest(self.leaves, values)
+        plain = arrays.digest(self.leaves, values)
         owned = [
-            extent(value) for leaf, value in zip(self.leaves, values) if leaf.kind == "array" and leaf.role == "input"
+            arrays.extent(value)
+            for leaf, value in zip(self.leaves, values)
+            if leaf.kind == "array" and leaf.role == "input"
         ]
-        arrays = list(arrays_in(out))
+        returned = list(arrays.arrays_in(out))
         outputs = [value for leaf, value in zip(self.leaves, values) if leaf.role == "output"]
-        fresh = [each for each in arrays if not overlaps(each, owned)]
+        fresh = [each for each in returned if not arrays.overlaps(each, owned)]
         self._fetched = [each for each in fresh if not any(each is value for value in outputs)]
-        found = {"overlaps": len(fresh) < len(arrays), "repeats": repeats(arrays)}
+        found = {"overlaps": len(fresh) < len(returned), "repeats": arrays.repeats(returned)}
         modifies = bool(self._restored) or found["overlaps"]
         self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"], modifies)
         self.left = None if result else out
@@ -301,7 +293,9 @@ class KernelCase(UserFile):
                 called = self._function if not self._launch.kwargs else self._called
                 try:
                     out = called(*self._arguments(self._sets[self._last_set]))
-                    write_result(out, f"{result}.{number}", exact_types=True, where=("", 0), limit_bytes=limit_bytes)
+                    arrays.write_result(
+                        out, f"{result}.{number}", exact_types=True, where=("", 0), limit_bytes=limit_bytes
+                    )
                 except Exception:
                     continue
                 reported[name] = f"{result}.{number}"

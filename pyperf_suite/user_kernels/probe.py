@@ -1,7 +1,4 @@
-"""The probe of a user's kernel: axes as its file declares them, findings from the records alone.
-
-Whoever reads a run imports nothing of the user's: columns are the parameters that the cases have.
-"""
+"""The probe of a user's kernel: axes as its file declares them, findings from the records alone."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ from pyperf_suite.user_kernels.declared import Described, canonical, describe, p
 TOPIC = "your kernels"
 # The suite's own axes of each kernel; one that has an axis of that name keeps it.
 IMPLEMENTATION, MODE = "implementation", "mode"
-# Panels beyond which nobody looks at a figure any more.
 MOST_PANELS = 6
-
 # Factor by which a kernel that moves fewer bytes may beat a copy; share of a launch from which a release is mentioned.
 FASTER_THAN_A_COPY, WORTH_RELEASING = 2.0, 0.1
 

@@ -23,7 +23,6 @@ from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch, plain
 # Moves of all inputs: ENOUGH_MOVES are enough for each element by itself. Of fewer, an element's own count with two
 # moves of all elements together: no S is taken for near zero by an unlucky sign.
 ENOUGH_MOVES, POOLED_MOVES = 8, 2
-
 # Looks for the number of terms: two, and more while there is time. The first changes half a value along the longest
 # dimension, but enough values to move some elements of many; the next LOOK_FACTOR times as many, or as few. A look
 # decides if ENOUGH_MOVED elements moved, and no larger share than MOST_MOVED.
@@ -195,10 +194,7 @@ def _pool(numpy: Any, size: Any, right: Any) -> list[float]:
 
 
 def parts(result: Any, name: str = "out", integers: bool = False) -> Iterator[tuple[str, Any]]:
-    """Each array of floating-point values in a result, widened, and each number or list of them; by its name.
-
-    With `integers` each array of whole numbers.
-    """
+    """Each array of floats in a result, widened, and each number or list of them; with `integers` of whole numbers."""
     numpy = sys.modules["numpy"]
     if type(result) is complex and not integers:
         yield name, numpy.asarray(result)
@@ -233,10 +229,8 @@ def _share(value: Any) -> float:
         return math.sqrt(torch.finfo(value.dtype).eps) if value.is_floating_point() or value.is_complex() else 0.0
     if is_array(value):
         return math.sqrt(sys.modules["numpy"].finfo(value.dtype).eps) if value.dtype.kind in "fc" else 0.0
-    if isinstance(value, (list, tuple)):
-        return max((_share(each) for each in value), default=0.0)
-    if isinstance(value, dict):
-        return max((_share(each) for each in value.values()), default=0.0)
+    if isinstance(value, (list, tuple, dict)):
+        return max(map(_share, value.values() if isinstance(value, dict) else value), default=0.0)
     return math.sqrt(sys.float_info.epsilon) if type(value) is float else 0.0
 
 
@@ -247,9 +241,9 @@ def _shape(value: Any) -> Sequence[int]:
 def _nonzeros(value: Any) -> int:
     if is_array(value):
         return int((value != 0).sum())
-    if isinstance(value, (list, tuple)):
-        return sum(map(_nonzeros, value))
-    return sum(map(_nonzeros, value.values())) if isinstance(value, dict) else 1
+    if isinstance(value, (list, tuple, dict)):
+        return sum(map(_nonzeros, value.values() if isinstance(value, dict) else value))
+    return 1
 
 
 def _changed(shares: Callable[[int], Any], value: Any) -> Any:

@@ -23,33 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import interpreted_bfloat16, triton_without_gpu
 from pyperf_suite.process.serving import libraries
-from pyperf_suite.user_kernels import sensitivity
-from pyperf_suite.user_kernels.arrays import (
-    Leaf,
-    UserCodeError,
-    arrays_in,
-    comparable,
-    digest,
-    exact_arithmetic,
-    extent,
-    is_array,
-    lay_out,
-    overlaps,
-    read_result,
-    repeats,
-    replaced,
-    walk,
-    write_result,
-)
+from pyperf_suite.user_kernels import arrays, sensitivity
 
 if TYPE_CHECKING:
     from pyperf_suite.user_kernels.guards import Guards
 
 PACKAGE = Path(__file__).resolve().parent.parent
-
-# Objects that are searched for arrays that an argument holds.
 MOST_LOOKED_AT = 1000
-
 # Requests in which no code of a user's runs, but for what its objects do by themselves.
 OWN_REQUESTS = ("fetch", "load", "place", "changed")
 
@@ -73,7 +53,7 @@ class UserFile:
         self._guards: Guards | None = None
         self._launch: Any = None
         self._function: Any = None
-        self.leaves: list[Leaf] = []
+        self.leaves: list[arrays.Leaf] = []
         # By built case: its arguments' layouts, and the findings of `sensitivity` on usual inputs.
         self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._subject = "the file"
@@ -83,9 +63,8 @@ class UserFile:
         """Answer a request with its result, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
         name = request.pop("do")
         try:
-            found: dict[str, Any] = getattr(self, f"_{name}")(**request)
-            return found
-        except UserCodeError as reported:
+            return getattr(self, f"_{name}")(**request)
+        except arrays.UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
             return {"error": str(reported), "reason": reported.reason, **place}
         except self.caught as error:  # whatever a user's code raises, SystemExit too
@@ -101,8 +80,6 @@ class UserFile:
             witnesses = 1 if name == "start" else _witnesses(error)
             return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
 
-    # -- loading -------------------------------------------------------------------------------------------------
-
     def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
         """Import the file or module; `path` comes first on sys.path, then the file's folder or the root."""
         self._root = Path(root)
@@ -116,11 +93,11 @@ class UserFile:
         from pyperf_suite.user_kernels.guards import Guards
 
         self._guards = Guards()
-        self._guards.watch_imports()
+        sys.meta_path.insert(0, self._guards)
         environment = dict(os.environ)
         if is_file:
             if not file.is_file():
-                raise UserCodeError(f"there is no file {target}")
+                raise arrays.UserCodeError(f"there is no file {target}")
             loader = _WithoutBytecode(file.stem, str(file))
             spec: Any = importlib.util.spec_from_file_location(file.stem, str(file), loader=loader)
             module = importlib.util.module_from_spec(spec)
@@ -182,13 +159,15 @@ class UserFile:
             what = "there is no kernel" if kernel is None else "no @suite.kernel stands above"
             line = getattr(getattr(kernel, "__code__", None), "co_firstlineno", 0)
             where = ("" if kernel is None else inspect.getsourcefile(self._module) or "", line)
-            raise UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
+            raise arrays.UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
         return [kernel]
 
     def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
         kernels = self._kernels(kernel)
         if not kernels:
-            raise UserCodeError("it declares no kernel: put @suite.kernel above a function with suite.launch(...)")
+            raise arrays.UserCodeError(
+                "it declares no kernel: put @suite.kernel above a function with suite.launch(...)"
+            )
         self._api._library = self._library
         return {"kernels": [self._described(each, seed) for each in kernels]}
 
@@ -207,15 +186,13 @@ class UserFile:
             return {"name": kernel.name, "axes": kernel.axes, "implementations": list(launch.functions)}
         return failed
 
-    # -- one case ------------------------------------------------------------------------------------------------
-
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         self._api._library = library
         self._api.draw_inputs(self._api.USUAL)
         self._take_case(kernel, axes)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
-            raise UserCodeError(
+            raise arrays.UserCodeError(
                 f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
             )
         self._implementation = self._subject = implementation
@@ -223,8 +200,9 @@ class UserFile:
         where = self._api._where(self._function)
         self._shown_where = where if where[0] else self._shown_where
         self.leaves = self._find_leaves(self._launch)
-        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self.leaves]
+        self._layouts[kernel, repr(axes)] = [arrays.comparable(leaf.spec) for leaf in self.leaves]
         launch, closed_over = self._launch, _closed_over(self._function)
+        judge_file, judge_line = self._api._where(launch.reference or launch.check)
         return {
             "leaves": [leaf.spec for leaf in self.leaves],
             "bytes": launch.bytes,
@@ -241,8 +219,8 @@ class UserFile:
             "line": self._shown_where[1],
             "kernel_line": self._kernel.line,
             "kernel_file": self._shown(self._kernel.file),
-            "reference_at": self._place_of(launch.reference or launch.check),
-            "closes_over": [name for name, held in closed_over.items() if any(True for _ in arrays_in(held))],
+            "reference_at": f"{self._shown(judge_file)}:{judge_line}" if judge_file else "",
+            "closes_over": [name for name, held in closed_over.items() if any(True for _ in arrays.arrays_in(held))],
             "objects": _objects_with_arrays([self._function, closed_over, launch.args, launch.kwargs]),
             "versions": _versions(),
             "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self.leaves),
@@ -259,29 +237,23 @@ class UserFile:
             return self._kernel(**self._axes)
         except TypeError as error:
             if "suite.launch(function" in str(error):
-                raise UserCodeError(str(error), (self._kernel.file, self._kernel.line)) from error
+                raise arrays.UserCodeError(str(error), (self._kernel.file, self._kernel.line)) from error
             raise
 
-    def _find_leaves(self, launch: Any) -> list[Leaf]:
-        leaves: list[Leaf] = []
+    def _find_leaves(self, launch: Any) -> list[arrays.Leaf]:
+        leaves: list[arrays.Leaf] = []
         self._order: list[int] = []  # of what `_walk` gives, which leaf it is
         outputs = {id(each) for each in launch.outputs}
         arguments = [*enumerate(launch.args), *launch.kwargs.items()]
         for key, value in arguments:
-            for kind, each in walk(value):
+            for kind, each in arrays.walk(value):
                 same = [at for at, leaf in enumerate(leaves) if kind == "array" and each is leaf.value]
                 self._order.append(same[0] if same else len(leaves))
                 if not same:
                     role = "output" if id(each) in outputs else "modified" if key in launch.modifies else "input"
-                    leaves.append(Leaf(kind, each, role, key))
-        lay_out([leaf.spec for leaf in leaves])
+                    leaves.append(arrays.Leaf(kind, each, role, key))
+        arrays.lay_out([leaf.spec for leaf in leaves])
         return leaves
-
-    def _place_of(self, function: Any) -> str:
-        file, line = self._api._where(function) if function is not None else ("", 0)
-        return f"{self._shown(file)}:{line}" if file else ""
-
-    # -- inputs and references -----------------------------------------------------------------------------------
 
     def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
         """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
@@ -299,8 +271,8 @@ class UserFile:
             return {"unsuited": _words_of(error)}
         self._launch = launch
         leaves = self._find_leaves(launch)
-        if [comparable(leaf.spec) for leaf in leaves] != self._layouts[kernel, repr(axes)]:
-            raise UserCodeError(
+        if [arrays.comparable(leaf.spec) for leaf in leaves] != self._layouts[kernel, repr(axes)]:
+            raise arrays.UserCodeError(
                 "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
             )
@@ -312,7 +284,7 @@ class UserFile:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api._drawn}
+        return {"plain": arrays.digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api._drawn}
 
     def _expect(self, expected: str, sizes: str, budget_s: float, terms: float | None) -> dict[str, Any]:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
@@ -322,7 +294,7 @@ class UserFile:
         """
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[launch.baseline]
-        owned = [extent(leaf.value) for leaf in self.leaves if leaf.kind == "array" and leaf.role == "input"]
+        owned = [arrays.extent(leaf.value) for leaf in self.leaves if leaf.kind == "array" and leaf.role == "input"]
         try:
             out = self._result_of(reference, [leaf.value for leaf in self.leaves])
         except Exception as error:
@@ -330,20 +302,20 @@ class UserFile:
                 raise
             return {"unsuited": _words_of(error)}
         if launch.reference is not None and out is None:
-            raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
-        write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
-        shared = any(overlaps(each, owned) for each in arrays_in(out))
+            raise arrays.UserCodeError("the reference returned nothing", self._api._where(launch.reference))
+        arrays.write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
+        shared = any(arrays.overlaps(each, owned) for each in arrays.arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
-        repeated = repeats(list(arrays_in(out)))
+        repeated = arrays.repeats(list(arrays.arrays_in(out)))
         return {**reported, "overlaps": shared, "repeats": repeated}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Return the reference's result for arguments of these values, or the arrays that it writes if it has none."""
         launch, leaves = self._launch, (values[at] for at in self._order)
-        args = [replaced(each, leaves) for each in launch.args]
-        kwargs = {name: replaced(each, leaves) for name, each in launch.kwargs.items()}
+        args = [arrays.replaced(each, leaves) for each in launch.args]
+        kwargs = {name: arrays.replaced(each, leaves) for name, each in launch.kwargs.items()}
         # A measured function that stands in for a reference computes as the one that is compared with it does.
-        with exact_arithmetic() if launch.reference is not None else contextlib.nullcontext():
+        with arrays.exact_arithmetic() if launch.reference is not None else contextlib.nullcontext():
             out = reference(*args, **kwargs)
         if out is None:
             written = [each for leaf, each in zip(self.leaves, values) if leaf.role != "input" and leaf.kind == "array"]
@@ -375,7 +347,7 @@ class UserFile:
     def _check(self, result: str) -> dict[str, Any]:
         with open(f"{result}.json") as file:
             tree = json.load(file)
-        return self._check_object(read_result(tree, result, self._library))
+        return self._check_object(arrays.read_result(tree, result, self._library))
 
     def _check_object(self, out: Any) -> dict[str, Any]:
         """Ask the file's own check about a result of the inputs made last."""
@@ -387,8 +359,6 @@ class UserFile:
         if isinstance(said, str):
             return {"passed": not said, "message": said}
         return {"passed": said is None or bool(said), "message": ""}
-
-    # -- words ---------------------------------------------------------------------------------------------------
 
     def _shown(self, file: str) -> str:
         try:
@@ -427,7 +397,7 @@ def _objects_with_arrays(values: Any) -> list[str]:
     if isinstance(values, (list, tuple, dict)):
         each_of = values.values() if isinstance(values, dict) else values
         return [name for each in each_of for name in _objects_with_arrays(each)]
-    is_other = not is_array(values) and not inspect.isroutine(values)
+    is_other = not arrays.is_array(values) and not inspect.isroutine(values)
     return [type(values).__name__] if is_other and _holds_arrays(values) else []
 
 
@@ -438,7 +408,7 @@ def _holds_arrays(value: Any) -> bool:
         if id(item) in seen or inspect.ismodule(item) or inspect.isclass(item):
             continue
         seen.add(id(item))
-        if is_array(item):
+        if arrays.is_array(item):
             return True
         held = item if type(item) in (dict, list, tuple) else getattr(item, "__dict__", {})
         left += held.values() if isinstance(held, dict) else held

@@ -30,60 +30,31 @@ from pyperf_suite.measure.checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
+from pyperf_suite.user_kernels import checks
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
-from pyperf_suite.user_kernels.audit.processes import (
-    UserProcess,
-    interpreter,
-    memory_folder,
-)
-from pyperf_suite.user_kernels.checks import (
-    AUDIT_BUDGET,
-    UNSUITED,
-    USUAL_BUDGET,
-    PartStopwatch,
-    UserChecks,
-    are_equal,
-    first_difference,
-    float_bytes,
-    holds_poison,
-    narrowed,
-    read_array,
-    read_sizes,
-    read_tree,
-    shares_elements,
-    with_rounding,
-)
+from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter, memory_folder
 from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
-from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere
+from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere, Reference
 from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
-from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
 # Sets with values of their own; others are copies elsewhere in memory.
 DISTINCT_SETS = 3
-
 # Size of a result, over that of its reference, at which a kernel is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
-
 # Time after which a wrong result is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
-
 # How long is measured how rounding moves elements of the reference: on usual inputs, once, and on those of each kind.
 USUAL_MOVES_S, OTHER_MOVES_S = 0.2, 0.05
-
 # Plausible time to release a result: of arrays by bytes, of numbers and other objects by their text.
 RESULT_FILES = "result", "result.json"
 RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
-
-# Nothing is to compare a result with.
 UNJUDGED = "nothing says what is right: give reference= or check="
-
 # Earlier inputs that are tried as the cause of a wrong result, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
-
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
@@ -148,7 +119,9 @@ class UserLaunches(Prepared):
         except BaseException:
             self.close()
             raise
-        self.checks = UserChecks(self, place.processes, place.earlier, AUDIT_BUDGET if place.audit else USUAL_BUDGET)
+        self.checks = checks.UserChecks(
+            self, place.processes, place.earlier, checks.AUDIT_BUDGET if place.audit else checks.USUAL_BUDGET
+        )
 
     def _prepare(
         self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext, launch: Launch | None
@@ -189,7 +162,7 @@ class UserLaunches(Prepared):
         self._tolerance = Tolerance(self._built["tolerance"], terms=longest, number=number)
         self.rounding = place.earlier.get("rounding")
         if self.rounding:
-            self._tolerance = with_rounding(self._tolerance, self.rounding)
+            self._tolerance = checks.with_rounding(self._tolerance, self.rounding)
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
         self.is_paired, self.is_random = place.inputs is not None, bool(self._built["random"])
@@ -261,7 +234,7 @@ class UserLaunches(Prepared):
 
     @property
     def stopwatch(self) -> Stopwatch:
-        return PartStopwatch(self)
+        return checks.PartStopwatch(self)
 
     def launch(self, index: int) -> None:
         self.time(index, 1, 1)
@@ -319,15 +292,12 @@ class UserLaunches(Prepared):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def make(self, inputs: str = USUAL) -> bool:
-        """Make inputs that no process has seen, under a seed drawn now; False if there are none of the kind.
-
-        Those made before them are kept.
-        """
+        """Make inputs under a seed drawn now, and keep those before them; False if there are none of the kind."""
         self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
         if self._is_given and len(self._seeds) > 1:  # both slots hold the same for good
             return True
         self._inputs_made = self._make(self._slots[-1], inputs=inputs)
-        if UNSUITED in self._inputs_made:
+        if checks.UNSUITED in self._inputs_made:
             return False
         self._seeds.append(self._inputs_made["seed"])
         return inputs == USUAL or self._inputs_made["drawn"] > 0
@@ -354,7 +324,7 @@ class UserLaunches(Prepared):
 
     def reference_fails(self) -> bool:
         """True if the reference fails on the inputs that were made last, too."""
-        return UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
+        return checks.UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
         """The kinds of inputs that are tried besides usual ones, the most telling first."""
@@ -376,7 +346,7 @@ class UserLaunches(Prepared):
         if equal < launches and found["slot"] == slots[0]:
             # The reference holds those of the other slot; without a seed they cannot be made again.
             self._inputs_made = self._make(self._unseen, self._seeds[-2])
-            if not are_equal(self._unseen, slots[0]):
+            if not checks.are_equal(self._unseen, slots[0]):
                 return equal, None
             self._seeds.append(self._inputs_made["seed"])
             self._slots[-2:] = slots[::-1]
@@ -390,7 +360,7 @@ class UserLaunches(Prepared):
 
     def fresh(self) -> bool:
         """True if inputs differ from seed to seed; where they do not, a kernel may remember them."""
-        return not are_equal(self._slots[0], self._slots[-1])
+        return not checks.are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
         """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
@@ -410,7 +380,7 @@ class UserLaunches(Prepared):
         # A check in this process is given what was left itself, of whatever kind.
         is_kept = self._built["has_check"] and self._process.is_here
         fetched = self._process.ask("fetch", result="" if is_kept else result, inputs=self._inputs, limit_bytes=limit)
-        tree = {} if is_kept else read_tree(result)
+        tree = {} if is_kept else checks.read_tree(result)
         verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
@@ -418,23 +388,25 @@ class UserLaunches(Prepared):
             verdict = Verification(True, "full", 0.0, 0.0, 0.0, (), UNJUDGED)
         if verdict is None:
             expectation, tolerance = self._expectation(expected)
-            if UNSUITED in expectation:
-                return replace(refused(UNSUITED, f"the reference itself {expectation[UNSUITED]}"), passed=True)
+            if checks.UNSUITED in expectation:
+                return replace(
+                    refused(checks.UNSUITED, f"the reference itself {expectation[checks.UNSUITED]}"), passed=True
+                )
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
-            wanted = read_tree(expected)
+            wanted = checks.read_tree(expected)
             verdict = self._found_before(result) or self._compared(tree, wanted, tolerance)
             if not verdict.passed:
                 verdict = replace(verdict, message=f"{verdict.message}{self._hint(tree, wanted)}")
             elif self._built["tolerance"] is None:
-                widths = [width for leaf in self._arrays if (width := float_bytes(leaf["dtype"]))]
-                verdict = narrowed(tree, wanted, widths) or verdict
+                widths = [width for leaf in self._arrays if (width := checks.float_bytes(leaf["dtype"]))]
+                verdict = checks.narrowed(tree, wanted, widths) or verdict
             if verdict.passed and self._is_given and self._right is None:
                 self._right = verdict
                 for ending in ("", ".json"):
                     shutil.copyfile(f"{result}{ending}", f"{self._files / 'right'}{ending}")
-            is_shared = fetched["repeats"] or shares_elements(tree)
-            if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(wanted)):
+            is_shared = fetched["repeats"] or checks.shares_elements(tree)
+            if verdict.passed and is_shared and not (expectation["repeats"] or checks.shares_elements(wanted)):
                 verdict = refused(
                     "shared elements",
                     "elements of its result share memory, as in an array that was expanded or is returned twice, so "
@@ -465,7 +437,7 @@ class UserLaunches(Prepared):
         answer = self._reference.expect(expected, self._end_s, path, budget_s, terms)
         if "terms" not in answer:
             return answer, tolerance
-        rounded = with_rounding(replace(tolerance, sizes=read_sizes(path, answer["sizes"])), answer)
+        rounded = checks.with_rounding(replace(tolerance, sizes=checks.read_sizes(path, answer["sizes"])), answer)
         if is_usual:
             self.rounding = {name: answer[name] for name in ("terms", "pools", "edges")}
             self._tolerance = replace(rounded, sizes={})
@@ -483,7 +455,7 @@ class UserLaunches(Prepared):
     def _stale(self, verdict: Verification, result: Mapping[str, Any]) -> Verification:
         """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
         expected = str(self._files / "other")
-        if verdict.reason == "not finite" and holds_poison(result, result["path"]):
+        if verdict.reason == "not finite" and checks.holds_poison(result, result["path"]):
             words = "parts of its result were not written by the launch: they hold what the suite had put there"
             return replace(verdict, reason="stale result", message=words)
         if verdict.reason != "wrong values" or self._built["has_check"]:
@@ -494,7 +466,7 @@ class UserLaunches(Prepared):
                 break
             self._make(self._unseen, seed)
             self._reference.expect(expected, self._end_s)
-            if self._compared(result, read_tree(expected)).passed:
+            if self._compared(result, checks.read_tree(expected)).passed:
                 words = "its result is right for other inputs, which it was given before"
                 return replace(verdict, reason="stale result", message=words)
         return verdict
@@ -503,7 +475,7 @@ class UserLaunches(Prepared):
         for number, leaf in enumerate(self._built["leaves"]):
             if leaf["kind"] != "array" or leaf["role"] != "input":
                 continue
-            changed = first_difference((self._slots[-1], self._inputs), leaf["offset"], leaf["bytes"])
+            changed = checks.first_difference((self._slots[-1], self._inputs), leaf["offset"], leaf["bytes"])
             if changed is not None:
                 at = changed // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
                 return refused(
@@ -527,17 +499,15 @@ class UserLaunches(Prepared):
     def _found_before(self, result: str) -> Verification | None:
         """The verdict that the same bits had before, where inputs are the same each time."""
         right = self._files / "right"
-        return self._right if self._right is not None and are_equal(result, str(right), ".json") else None
+        return self._right if self._right is not None and checks.are_equal(result, str(right), ".json") else None
 
     def _compared(
         self, result: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
     ) -> Verification:
         paths = {"found": result["path"], "expected": wanted["path"]}
-
-        def load(which: str, spec: Mapping[str, Any]) -> Array:
-            return read_array(paths[which], spec)
-
-        return compare(result, wanted, load, tolerance or self._tolerance)
+        return compare(
+            result, wanted, lambda which, spec: checks.read_array(paths[which], spec), tolerance or self._tolerance
+        )
 
     def _hint(self, result: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         """Return another possible cause: an array that the function closes over, or the reference itself."""
@@ -557,7 +527,7 @@ class UserLaunches(Prepared):
         except Failed:
             return ""
         for name, path in others.items():
-            if self._compared(read_tree(path), result).passed:
+            if self._compared(checks.read_tree(path), result).passed:
                 return (
                     f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
                     "what is wrong"

@@ -89,7 +89,7 @@ EVERY_COMMAND = os.environ.get("PYPERF_HOSTILE") == "all"
 def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journal(tmp_path):
     sparse(tmp_path / "records.jsonl", tmp_path)
     with pytest.raises(OSError, match="larger than"):
-        files.open_named_by_user(tmp_path / "records.jsonl")
+        files.open_for_reading(tmp_path / "records.jsonl", may_be_pipe=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,4 @@
-"""Old against new by live pairs: as many as it takes to decide, for one benchmark or a suite of them.
-
-The rule is stated before the first pair; a suite's verdicts must also survive being many (Benjamini-Hochberg).
-"""
+"""Old against new by live pairs, as many as it takes to decide by a rule stated before: one benchmark, or a suite."""
 
 from __future__ import annotations
 
@@ -21,19 +18,9 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import is_users
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.journal import Journal
+from pyperf_suite.regressions import verdict
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.pairs.live_pair import SIDES, ArmFailed, Pace, Pair, end_judges, measure_pair
-from pyperf_suite.regressions.verdict import (
-    Judgement,
-    SequentialRule,
-    Verdict,
-    Word,
-    is_probable,
-    judge_figures,
-    percent,
-    range_text,
-    suite_words,
-)
 from pyperf_suite.runner.results import make_folder, new_stamp
 from pyperf_suite.runner.workers import WorkerProcess
 
@@ -62,26 +49,22 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
 
 # A clock that differs by more between the sides explains a difference that is no fault of the code.
 CLOCK_DIFFERENCE = 0.01
-
 # Share of the wanted time that goes to other guests of a hypervisor before a reader is told.
 STOLEN_SHARE = 0.02
 
 Progress = Callable[[PairedCase, Sequence[Pair]], None]
-RuleFor = Callable[[PairedCase], SequentialRule]
+RuleFor = Callable[[PairedCase], verdict.SequentialRule]
 
 
 @dataclasses.dataclass
 class LiveComparison:
-    """One benchmark on its way to a verdict.
-
-    `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
-    """
+    """One benchmark on its way to a verdict; `spin_share` slows each launch of the new arm, as selfcheck does."""
 
     old: Arm
     new: Arm
     case: PairedCase
     device: Device
-    rule: SequentialRule
+    rule: verdict.SequentialRule
     judges: dict[str, WorkerProcess]
     budget_s: float = 30.0
     seed: int = 0
@@ -93,7 +76,7 @@ class LiveComparison:
     spent_s: float = 0.0
     prepared_s: float = 0.0
     failure: ArmFailed | None = None
-    decision: Verdict | None = None
+    decision: verdict.Verdict | None = None
 
     def run(self) -> None:
         """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
@@ -110,7 +93,7 @@ class LiveComparison:
             return True
         next_s = self.spent_s + statistics.median([pair.seconds for pair in self.pairs[1:]] or [self.spent_s])
         final = len(self.pairs) >= self.rule.max_pairs or next_s > self.budget_s
-        if final or self.rule.is_look(len(self.pairs)):
+        if final or len(self.pairs) in self.rule.looks:
             self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
             return final or self.decision.is_decided
         return False
@@ -156,22 +139,30 @@ class LiveComparison:
         measured = {name: value for name, value in vars(pair).items() if value is not None}
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
-    def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
+    def judgement(self, as_one_of_many: verdict.Word | None = None) -> verdict.Judgement:
         """The verdict with its details; `as_one_of_many` is the one that allows for the other cases of the suite."""
         if self.failure is not None:
-            return self._failed(self.failure)
+            arms, reasons = {"old": self.old, "new": self.new}, self.failure.reasons
+            sentence = "; ".join(
+                reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
+                for side, reason in reasons.items()
+            )
+            if self.failure.unsupported:
+                sentence = f"Nothing to compare with: {sentence}"
+            why = {"reasons": reasons, "unsupported": self.failure.unsupported}
+            return self._judgement("failed", None, sentence, why)
         if self.pairs[-1].static is not None:
             sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
-            verdict, sentence, figures = judge_figures(*sides)
-            return self._judgement(verdict, None, sentence, {"figures": figures})
+            word, sentence, figures = verdict.judge_figures(*sides)
+            return self._judgement(word, None, sentence, {"figures": figures})
         decision = self.decision
         assert decision is not None
-        verdict = as_one_of_many or decision.word
-        sentence = _sentence(verdict, decision, self.rule, self.spent_s)
-        if verdict == "undecided" and decision.is_decided:
+        word = as_one_of_many or decision.word
+        sentence = _sentence(word, decision, self.rule, self.spent_s)
+        if word == "undecided" and decision.is_decided:
             sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
-        details = {
+        details: dict[str, Any] = {
             "p_value": decision.p_value,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
@@ -179,20 +170,11 @@ class LiveComparison:
             "new_s": statistics.median(pair.new_s for pair in self.pairs),
             "machine": self._machine(),
         }
-        return self._judgement(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
+        return self._judgement(word, decision.ratio, " ".join([sentence, *cautions]), details)
 
-    def _failed(self, failure: ArmFailed) -> Judgement:
-        arms = {"old": self.old, "new": self.new}
-        reasons = "; ".join(
-            reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
-            for side, reason in failure.reasons.items()
-        )
-        sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
-        return self._judgement(
-            "failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported}
-        )
-
-    def _judgement(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
+    def _judgement(
+        self, word: verdict.Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]
+    ) -> verdict.Judgement:
         common: dict[str, Any] = {
             "pairs": len(self.pairs),
             "seconds": self.spent_s,
@@ -202,8 +184,8 @@ class LiveComparison:
             **({"kernels": dict(zip(SIDES, self.pairs[0].kernels, strict=True))} if self.pairs else {}),
             **({"spin_share": self.spin_share} if self.spin_share else {}),
         }
-        return Judgement(
-            self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
+        return verdict.Judgement(
+            self.case.label, self.case.probe, self.case.case_id, word, ratio, self.rule.margin, sentence,
             common | dict(details),
         )  # fmt: skip
 
@@ -222,7 +204,9 @@ class LiveComparison:
         if "old_clock_hz" in machine:
             change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
             if abs(change) > CLOCK_DIFFERENCE:
-                cautions.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
+                cautions.append(
+                    f"The GPU's clock was {verdict.percent(change)} under the new one: its power may have changed."
+                )
         if machine["steal_share"] > STOLEN_SHARE:
             cautions.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
         paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
@@ -236,16 +220,16 @@ def compare_arms(
     new: Arm,
     cases: Sequence[PairedCase],
     device: Device,
-    rule: SequentialRule | RuleFor | None = None,
+    rule: verdict.SequentialRule | RuleFor | None = None,
     seed: int = 0,
     **how: Any,
-) -> list[Judgement]:
+) -> list[verdict.Judgement]:
     """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
 
     Each benchmark is judged by the rule for a suite of this size, and the verdicts must stand together. `how` are the
     further fields of `LiveComparison`. Raises UserError if a pair cannot be written to the journal.
     """
-    rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
+    rule_for = rule if callable(rule) else lambda _: rule or verdict.SequentialRule()
     judges: dict[str, WorkerProcess] = {}
     comparisons = [
         LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), judges, seed=seed, **how)
@@ -257,20 +241,20 @@ def compare_arms(
     finally:
         end_judges(judges)
     decided = {id(each): each.decision for each in comparisons if each.decision is not None}
-    together = dict(zip(decided, suite_words(list(decided.values())), strict=True))
+    together = dict(zip(decided, verdict.suite_words(list(decided.values())), strict=True))
     return [comparison.judgement(together.get(id(comparison))) for comparison in comparisons]
 
 
-def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:
+def _sentence(word: verdict.Word, decision: verdict.Verdict, rule: verdict.SequentialRule, seconds: float) -> str:
     ratio, margin = decision.ratio, rule.margin
-    interval = range_text(ratio)
+    interval = verdict.range_text(ratio)
     cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
-    if verdict == "equivalent":
-        return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
-    if verdict in ("slower", "faster"):
-        return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
-    open_so_far = "Probably slower" if is_probable(ratio, margin, decision.confidence) else "Undecided"
-    start = f"{open_so_far}: {percent(ratio.value - 1)} ({interval}) after {cost}"
+    if word == "equivalent":
+        return f"No difference beyond {100 * margin:g} %: {verdict.percent(ratio.value - 1)} ({interval}; {cost})."
+    if word in ("slower", "faster"):
+        return f"{100 * abs(ratio.value - 1):.1f} % {word} ({interval}; {cost})."
+    open_so_far = "Probably slower" if verdict.is_probable(ratio, margin, decision.confidence) else "Undecided"
+    start = f"{open_so_far}: {verdict.percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
         return f"{start}."
     each_s = seconds / decision.pairs

@@ -28,10 +28,8 @@ from typing import Any
 # Launches for so long tell whether a user's kernel runs on several cores.
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
-
 # Outcomes of exceptions by name, for each build has classes of its own.
 EXPECTED = {"Unsupported": "unsupported", "UserError": "unsupported", "Failed": "failed", "WrongLaunch": "failed"}
-
 # Samples of one launch that tell how many cycles it takes on a GPU where it is to be slowed down.
 SPIN_SAMPLES = 51
 
@@ -83,8 +81,7 @@ class Bench:
         try:
             os.environ.update(self._environment)
             ((what, arguments),) = request.items()
-            answer: dict[str, Any] = getattr(self, f"_{what}")(**arguments)
-            return answer
+            return getattr(self, f"_{what}")(**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
             if kind not in EXPECTED:

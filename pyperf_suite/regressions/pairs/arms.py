@@ -1,7 +1,4 @@
-"""The two sides of a paired comparison: which interpreter runs which build, and which case each of them measures.
-
-Two variants of one code differ in a field of the case, as a tile is; the rest of each case stays as it is.
-"""
+"""The two sides of a paired comparison: which interpreter runs which build, and which case each of them measures."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.runner.plan import PlannedCase
 
 WORKER = Path(__file__).with_name("arm_worker.py")
-
 # A name with extras and versions, as numpy==1.26.4 or torch[opt]>=2.5,<2.6, or a name alone.
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?((===?|~=|!=|[<>]=?)[\w.*+!]+(,(?=[=~!<>])|$))*")
 _COMPARES = re.compile(r"[=~!<>]=|[<>]")
@@ -57,10 +53,6 @@ class Arm:
         """Return the environment of its processes besides this one's."""
         # The build's needs may be found through the variable; an interpreter named by the user has its own.
         return ({} if self.build else {"PYTHONPATH": ""}) | dict(self.environment)
-
-    def is_from(self, package: str) -> bool:
-        """True if that folder of a `pyperf_suite` is the one this arm is to run."""
-        return self.build is None or Path(package).resolve().parent == self.build.resolve()
 
     def to_json(self) -> dict[str, object]:
         """Return the arm for a reader of the results; without paths, for those name people."""
@@ -131,10 +123,7 @@ def parse_variant(text: str) -> dict[str, str] | None:
 
 
 def pair_variants(cases: Sequence[PlannedCase], old: Mapping[str, str], new: Mapping[str, str]) -> list[PairedCase]:
-    """Each case as both variants have it; cases that lack a field, or cannot be so, are left out.
-
-    Raises UserError where none is left, with the reason of the first.
-    """
+    """Each case as both variants have it, but those that cannot be so. Raises UserError where none is left."""
     if old == new:
         both = ",".join(f"{name}={value}" for name, value in old.items())
         raise UserError(f"--old and --new are both {both}: name two variants that differ.")
@@ -159,6 +148,7 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
     data = case.to_json()
     parameters = dict(data["parameters"])
     for name, value in fields.items():
+        present = getattr(case.parameters, name, None)
         if name == "implementation":
             data["implementation"] = value
         elif not hasattr(case.parameters, name):
@@ -166,24 +156,19 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
             raise UserError(f"{case.operator} has no field {name!r}: it has {known}.")
         elif name == "schedule" and "@" not in value:
             parameters[name] = f"{value}@{case.parameters.schedule.workers}"
+        elif isinstance(present, bool):
+            parameters[name] = Flag.parse(value).value
+        elif isinstance(present, int | float):
+            try:
+                parameters[name] = type(present)(value)
+            except ValueError:
+                raise UserError(f"{value!r} is not a number.") from None
         else:
-            parameters[name] = _typed(value, getattr(case.parameters, name))
+            parameters[name] = value
     changed = Case.from_json(data | {"parameters": parameters})
     changed.validate()
     # As it would be written: a value spelled in another way, or one that is the default, is the same case.
     return Case.from_json(changed.to_json() | {"parameters": encode_fields(changed.parameters)})
-
-
-def _typed(value: str, present: object) -> object:
-    """The value as the field holds it in JSON: numbers and truth values as such, else the text."""
-    if isinstance(present, bool):
-        return Flag.parse(value).value
-    if isinstance(present, int | float):
-        try:
-            return type(present)(value)
-        except ValueError:
-            raise UserError(f"{value!r} is not a number.") from None
-    return value
 
 
 def choose(cases: Sequence[PairedCase], pattern: str | None) -> list[PairedCase]:

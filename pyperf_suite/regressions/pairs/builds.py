@@ -32,7 +32,6 @@ from pyperf_suite.hardware import machine
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements
 from pyperf_suite.workloads.backends import kept_folder
 
-# A checkout that can be built holds these.
 OF_THE_PROJECT = ("setup.py", "pyperf_suite/__init__.py")
 BUILD_DEADLINE_S = 1200.0
 # The user's own checkouts may be large.
@@ -42,13 +41,10 @@ git = functools.partial(machine.git, deadline_s=120.0)
 Make = Callable[[Path, Path], str]
 
 _LOCK, _LOG, _DONE = "lock", "build.log", "done"
-
 # pip announces a failed build before it prints what failed.
 _ERROR = re.compile(rb"error: (?!subprocess-exited-with-error)")
-
 # Sources that the extension is compiled from, and files that tell the compiler how.
 NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
-
 _DESCRIBE = """
 import json, sys
 from importlib import metadata
@@ -139,7 +135,11 @@ def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
         with (folder / _LOCK).open("ab") as held:
             lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
-                _empty(folder)
+                for left in folder.iterdir():
+                    if left.is_dir() and not left.is_symlink():
+                        shutil.rmtree(left, ignore_errors=True)
+                    elif left.name != _LOCK:
+                        left.unlink()
                 begin_s = time.monotonic()
                 failure = make(folder, folder / _LOG)
                 if not failure:
@@ -221,14 +221,6 @@ def interpreter_key() -> str:
     return f"{sys.implementation.cache_tag}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
 
 
-def _empty(folder: Path) -> None:
-    for left in folder.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        elif left.name != _LOCK:
-            left.unlink()
-
-
 def _reason(output: bytes) -> str:
     """The first line that names an error, as compilers write it, else the last one."""
     for line in output.splitlines():
@@ -238,10 +230,7 @@ def _reason(output: bytes) -> str:
 
 
 def side_of(requested: str) -> Callable[[], Arm]:
-    """Return a maker, which may take minutes, of the named side: an interpreter, a revision, or `.` for the tree.
-
-    Raises UserError where it names none of these.
-    """
+    """A maker of an interpreter's, a revision's or the tree's (`.`) side. Raises UserError where it names none."""
     if parse_requirements(requested) is not None:
         raise UserError(f"{requested} is a requirement, under which kernels of your own are compared: name a FILE.py.")
     if Path(requested).is_file():
@@ -253,10 +242,7 @@ def side_of(requested: str) -> Callable[[], Arm]:
 
 
 def revision_arm(checkout: Checkout, revision: str) -> Arm:
-    """The arm of a revision, or of the working tree for `.`.
-
-    Raises UserError if there is no such revision, or the cache folder cannot be written.
-    """
+    """The arm of a revision, or of the tree for `.`. Raises UserError for no revision, and no cache folder."""
     arm, key, fill = source_of(checkout, revision)
     arm, folder = prepared(arm, key[:40], functools.partial(_make_build, fill=fill), "build")
     return replace(arm, build=folder / "build")

@@ -30,7 +30,6 @@ from pyperf_suite.workloads.backends import workers_of
 # A sample is long enough when the clock's resolution is at most this share of it.
 RESOLUTION_SHARE = 0.01
 SIDES = ("old", "new")
-
 # A kernel runs on one core where less than this share of its CPU time is that of other threads than the main one.
 OTHER_THREADS = 0.1
 
@@ -55,7 +54,6 @@ class Pace:
 # The faster turns change, the more of what the machine does hits both sides. A GPU has to change contexts between two
 # processes, and a user's kernel is in a process of its own, so that turns of theirs are longer.
 SHORT_TURNS, LONG_TURNS = Pace(0.001, 0.2), Pace(0.005, 0.15)
-
 # A pair is measured for half as long as it took to start, by MOST_TRIALS trials at most: users' kernels on other inputs
 # in each. The trials of a pair share its processes, so that together they are one sample.
 MOST_TRIALS = 2
@@ -231,7 +229,8 @@ def _prepared(
                 except WorkerLost as lost:
                     answers[side] = {"outcome": "failed", "reason": str(lost)}
     for side, answer in answers.items():
-        if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
+        build = arms[side].build
+        if answer["outcome"] == "ok" and build and Path(answer["package"]).resolve().parent != build.resolve():
             answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
     bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
     if bad:
@@ -298,8 +297,7 @@ class _Turns:
         answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})
         if answer.get("clock_hz"):
             self._clocks[side].append(answer["clock_hz"])
-        seconds: list[float] = answer["seconds"]
-        return seconds
+        return answer["seconds"]
 
     def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._workers[side]

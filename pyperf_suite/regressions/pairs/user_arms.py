@@ -22,22 +22,13 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import parse_toml, read_bytes, top_of
+from pyperf_suite.regressions.pairs import builds
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
-from pyperf_suite.regressions.pairs.builds import (
-    Checkout,
-    FillTree,
-    content,
-    described,
-    keep,
-    logged,
-    prepared,
-    source_of,
-)
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
 from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE, root_of
 
 OLDEST_PYTHON = (3, 9)
-
+_PYTHON = "venv/bin/python"
 # Build backends that make nothing but copies of Python files, unless they have settings that say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
 # Text in setup.py or in the settings of these backends that asks for a compiler, or runs code of the project's own.
@@ -53,15 +44,12 @@ def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     requested = sorted(set(requirements))
     digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
     arm = Arm(" ".join(requested))
-    arm, folder = prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
-    return arm if arm.failure else _kernel_arm(arm, root, python=_python_of(folder))
+    arm, folder = builds.prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
+    return arm if arm.failure else _kernel_arm(arm, root, python=folder / _PYTHON)
 
 
 def interpreter_arm(python: Path, root: Path) -> Arm:
-    """The arm of another interpreter, which needs nothing but what the bench files import.
-
-    Raises UserError where it does not run or is too old.
-    """
+    """The arm of another interpreter, which has what bench files import. Raises UserError if it is none, or too old."""
     arm = _kernel_arm(Arm(str(python)), root, python=python.absolute())  # a link is what makes it an environment
     return replace(arm, name=f"{python} (Python {arm.software['python']})")
 
@@ -92,7 +80,7 @@ def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], 
             f"{root} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
             "or interpreters."
         )
-    source = source_of(Checkout(top), requested)
+    source = builds.source_of(builds.Checkout(top), requested)
     return lambda: _with_tree(*source, top, benches)
 
 
@@ -164,7 +152,7 @@ def _are_same(old: Arm, new: Arm) -> bool:
     def holds(place: str) -> str:
         root = Path(place)
         files = [each.relative_to(root) for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"]
-        return content(root, sorted(files))
+        return builds.content(root, sorted(files))
 
     names = (PATH_VARIABLE, ROOT_VARIABLE)
     sides = [[str(arm.build), *(arm.environment.get(name, "") for name in names)] for arm in (old, new)]
@@ -177,9 +165,9 @@ def _places(variable: str) -> list[str]:
     return [each for each in variable.split(os.pathsep) if each]
 
 
-def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
+def _with_tree(arm: Arm, key: str, fill: builds.FillTree, present: Path, benches: Sequence[str]) -> Arm:
     """The arm with its tree, built where it must be; or with the reason why there is none."""
-    arm, folder = prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
+    arm, folder = builds.prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
     if arm.failure:
         return arm
     tree, library = folder / "tree", folder / "lib"
@@ -191,26 +179,29 @@ def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Seque
     return _kernel_arm(replace(arm, borrowed=borrowed), root, path)
 
 
-def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
+def _make_tree(folder: Path, log: Path, fill: builds.FillTree) -> str:
     """The files of a revision in `tree`, and what is built of them in `lib`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work, fill(tree := Path(work) / "tree"):
         if (tree / ".git").exists() and (tree / ".gitmodules").exists():
-            logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
+            builds.logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
-        if not _is_compiled(tree):
-            return ""
+        files = [tree / name for name in ("setup.py", "pyproject.toml")]
+        asks = any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists())
+        backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
+        if not asks and backend.split(".")[0] in _PURE_BACKENDS:
+            return ""  # its modules can be imported as they are
         library = str(folder / "lib")
         if "build-system" not in _settings(tree):
             steps = ["build", "--build-base", str(Path(work) / "base"), "--build-lib", library]
-            return logged([sys.executable, "setup.py", *steps], tree, log)
-        return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
+            return builds.logged([sys.executable, "setup.py", *steps], tree, log)
+        return builds.logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
 
 
 def _make_venv(folder: Path, log: Path, wanted: Sequence[str]) -> str:
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
-    return logged(make, folder, log) or logged([*_installer(str(_python_of(folder))), *wanted], folder, log)
+    return builds.logged(make, folder, log) or builds.logged([*_installer(str(folder / _PYTHON)), *wanted], folder, log)
 
 
 def _installer(python: str) -> list[str]:
@@ -218,19 +209,6 @@ def _installer(python: str) -> list[str]:
     if uv:
         return [uv, "pip", "install", "--python", python]
     return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-
-
-def _python_of(folder: Path) -> Path:
-    return folder / "venv" / "bin" / "python"
-
-
-def _is_compiled(tree: Path) -> bool:
-    """True if the tree must be built before its modules can be imported."""
-    files = [tree / name for name in ("setup.py", "pyproject.toml")]
-    if any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists()):
-        return True
-    backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
-    return backend.split(".")[0] not in _PURE_BACKENDS
 
 
 def _settings(tree: Path) -> dict[str, Any]:
@@ -265,27 +243,20 @@ def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: S
             shutil.copy2(source, folder / "benches" / name)
         return ""
 
-    return keep(f"benches-{digest.hexdigest()[:24]}", make, "benches")[0] / "benches"
+    return builds.keep(f"benches-{digest.hexdigest()[:24]}", make, "benches")[0] / "benches"
 
 
 def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:
-    """The arm, judged by this code, whose kernel process runs under `python` with `path` in front.
-
-    Raises UserError where the interpreter does not run.
-    """
+    """The arm whose kernels run by `python` with `path` in front. Raises UserError if it is none, or too old."""
     # This interpreter's kernels get its own variable, which may find more; another interpreter has its own.
     own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
-    return replace(arm, build=this_code("").build, environment=environment, software=_software(python))
-
-
-def _software(python: Path) -> dict[str, Any]:
-    """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
-    numbers, packages = described(python)
+    numbers, packages = builds.described(python)
     version = ".".join(map(str, numbers))
     if numbers[:2] < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UserError(f"{python} is Python {version}, and kernels run in {oldest} or newer: name another.")
-    return {"python": version, "packages": packages}
+    software = {"python": version, "packages": packages}
+    return replace(arm, build=this_code("").build, environment=environment, software=software)

@@ -28,7 +28,6 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.runner.results import order_of, stamp_of
 
 TIME = "time"
-
 # Settings that may change speed though the code stays the same, by place in a state; packages are compared one by one.
 SETTINGS = {
     "gpu.driver": "driver",
@@ -331,10 +330,7 @@ MOST_NOTES = 20
 
 @dataclass
 class RunSummary:
-    """Measurements of one file, and sentences about lines that are no record.
-
-    `torn` is about the last line where it was cut off: its writer may still be at it.
-    """
+    """Measurements of a file, and sentences on lines that are no record; `torn` on a last one cut off."""
 
     measured: list[Measured] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
@@ -348,10 +344,7 @@ class RunSummary:
 
 
 def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
-    """All records of a journal; `machine` is its folder's name, for records that do not name their machine.
-
-    Raises OSError if the file cannot be read.
-    """
+    """A journal's records; `machine` is for those that name none. Raises OSError if the file cannot be read."""
     summary, cases, bad = RunSummary(), dict[tuple[str, ...], dict[int, Measured]](), 0
     state = State()
     first_visits = set[tuple[tuple[str, ...], int]]()
@@ -462,10 +455,7 @@ def _trial(record: Record, machine: str, state: State) -> tuple[int, Measured]:
 
 
 def _utc(moment: str) -> str:
-    """A time in ISO 8601, at UTC and to the millisecond, so that times sort as text. Naive ones are taken as UTC.
-
-    Raises ValueError for anything else.
-    """
+    """A time in ISO 8601 at UTC, to the millisecond; naive ones are UTC. Raises ValueError for anything else."""
     found = datetime.datetime.fromisoformat(moment.removesuffix("Z"))
     if found.tzinfo is None:
         found = found.replace(tzinfo=datetime.timezone.utc)
@@ -473,10 +463,7 @@ def _utc(moment: str) -> str:
 
 
 def _clock_hz(record: Record) -> float | None:
-    """The multiprocessors' clock, or the median core's before and after.
-
-    None if the record has neither, or its time is that at the reference clock.
-    """
+    """The multiprocessors' clock, or the median core's; None without, or for a time at the reference clock."""
     if record.at_clock is not None:
         return None
     if "sm_clock" in record.metrics:

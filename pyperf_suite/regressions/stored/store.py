@@ -1,8 +1,4 @@
-"""All runs of a results folder as series, and one finished run as a side of a comparison.
-
-The journals are the truth. What was read of each is kept in the cache folder, and is read anew where the journal
-changed or what was kept is lost.
-"""
+"""All runs of a results folder as series, kept in a cache, and one finished run as a side of a comparison."""
 
 from __future__ import annotations
 
@@ -14,21 +10,15 @@ import json
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.journal import is_being_written
-from pyperf_suite.regressions.stored.series import (
-    TIME,
-    BenchmarkSeries,
-    Measured,
-    RunSummary,
-    State,
-    summarise_journal,
-)
+from pyperf_suite.regressions.stored import series
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.runner.results import RECORDS, find_run_folder, run_files
@@ -37,16 +27,12 @@ from pyperf_suite.workloads.backends import kept_folder
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
 CACHE_VERSION = 3
-# Summaries that are left however few are used.
 FEWEST_KEPT = 500
-_MEDIANS = Measured._fields.index("medians")
+_MEDIANS = series.Measured._fields.index("medians")
 
 
 class Store:
-    """The history of a results folder, as its journals were when this was made.
-
-    `notes` are sentences about the cache, `damage` about the files: what in them is no record.
-    """
+    """The history of a results folder as its journals were; `notes` on the cache, `damage` on what is no record."""
 
     def __init__(self, results: Path) -> None:
         """Raises UserError if `results` is a file."""
@@ -54,7 +40,7 @@ class Store:
             raise UserError(f"The results folder {results} is a file: name the folder that holds the runs.")
         self.results = results
         self.damage: list[str] = []
-        self._read: dict[Path, RunSummary] = {}
+        self._read: dict[Path, series.RunSummary] = {}
         self._lost: dict[Path, str] = {}
         cache = SummaryCache()
         self._paths = run_files(results, [RECORDS])
@@ -71,22 +57,23 @@ class Store:
         self.notes = [cache.why_not_kept] if cache.why_not_kept else []
 
     @functools.cached_property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[series.Measured]:
         """Measurements of each case by each run, in the order in which the runs were made, whatever the clock said."""
         runs = sorted(self._read.values(), key=lambda summary: summary.order)
         return [one for summary in runs for one in summary.measured]
 
-    def of_machine(self, machine: str | None) -> list[Measured]:
+    def of_machine(self, machine: str | None) -> list[series.Measured]:
         """Return measurements of that machine, or of any, by run and case."""
         return [one for one in self.measured if machine in (None, one.machine)]
 
     def unreadable(self, machine: str | None = None) -> list[Judgement]:
         """A failed judgement for the newest run of each machine if it is over and holds no record that can be read."""
-        over = (path for path in self._paths if self._has_measured(path) or not is_being_written(path))
+        measured = {path for path, read in self._read.items() if read.measured}
+        over = (path for path in self._paths if path in measured or not is_being_written(path))
         newest = {path.parent.parent.name: path for path in over}
         failures = []
         for name, path in newest.items():
-            if machine in (None, name) and not self._has_measured(path):
+            if machine in (None, name) and path not in measured:
                 read = self._read.get(path)
                 said = next(iter(read.damage), read.torn) if read else self._lost[path]
                 why = f": {said.rstrip('.')}" if said else ""
@@ -94,24 +81,28 @@ class Store:
                 failures.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
         return failures
 
-    def _has_measured(self, path: Path) -> bool:
-        return path in self._read and bool(self._read[path].measured)
-
-    def series(self, pattern: str | None = None, machine: str | None = None) -> list[BenchmarkSeries]:
+    def series(self, pattern: str | None = None, machine: str | None = None) -> list[series.BenchmarkSeries]:
         """The series of all that was measured, or of what matches: by machine, probe and label.
 
         `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
         """
-        cases: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
-        for one in self.of_machine(machine):
-            cases[one.machine, one.probe, one.case_id].append(one)
-        series = [
-            each
-            for runs in cases.values()
-            for each in _series_of(runs)
-            if selects(pattern, each.probe, each.title, each.case_id)
-        ]
-        return sorted(series, key=lambda each: (each.machine, each.probe, each.label, each.metric))
+        cases = grouped(self.of_machine(machine), lambda run: (run.machine, run.probe, run.case_id))
+        of_cases = []
+        for runs in cases.values():
+            in_order = [*{run.run_id: run for run in reversed(runs)}.values()][::-1]  # a copy of a run counts once
+            failed_runs = tuple(run.run_id for run in in_order if run.failed and not run.metrics)
+            by_metric: dict[str, list[series.Measured]] = defaultdict(list)
+            for run in in_order:
+                for metric in run.metrics:
+                    by_metric[metric].append(run)
+            for metric, having in by_metric.items():
+                points = having if metric == series.TIME else [run.figure(metric) for run in having]
+                last = having[-1]
+                names = (last.machine, last.probe, last.case_id, last.label)
+                unit = "s" if metric == series.TIME else last.exact[metric][0]
+                of_cases.append(series.BenchmarkSeries(*names, unit, tuple(points), metric, last.kind, failed_runs))
+        of_cases = [each for each in of_cases if selects(pattern, each.probe, each.title, each.case_id)]
+        return sorted(of_cases, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
     def journals(self) -> dict[tuple[str, str], Path]:
         """The journal of each run, by machine and run_id."""
@@ -145,35 +136,8 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
-    """The series of each metric that some run of the case measured, of runs in their order."""
-    in_order = [*{one.run_id: one for one in reversed(runs)}.values()][::-1]  # a copy of a run counts once
-    failed_runs = tuple(one.run_id for one in in_order if one.failed and not one.metrics)
-    by_metric: dict[str, list[Measured]] = defaultdict(list)
-    for one in in_order:
-        for metric in one.metrics:
-            by_metric[metric].append(one)
-    series = []
-    for metric, having in by_metric.items():
-        last = having[-1]
-        series.append(
-            BenchmarkSeries(
-                *(last.machine, last.probe, last.case_id, last.label),
-                "s" if metric == TIME else last.exact[metric][0],
-                tuple(having if metric == TIME else [one.figure(metric) for one in having]),
-                metric,
-                last.kind,
-                failed_runs,
-            )
-        )
-    return series
-
-
 class SummaryCache:
-    """Contents of each journal, kept in the user's cache folder; losing it costs time.
-
-    `why_not_kept` is a sentence where nothing can be kept, else empty.
-    """
+    """Contents of each journal in the user's cache folder; `why_not_kept` is a sentence where nothing can be kept."""
 
     def __init__(self) -> None:
         self.folder = kept_folder("history")
@@ -188,7 +152,7 @@ class SummaryCache:
         except OSError as error:
             self._give_up(error)
 
-    def summary_of(self, journal: Path) -> RunSummary:
+    def summary_of(self, journal: Path) -> series.RunSummary:
         """Return the journal's contents, from the cache or by reading it. Raises OSError if it cannot be read."""
         with files.open_for_reading(journal) as file:
             # Taken before reading: a line written meanwhile makes it another's next time.
@@ -196,7 +160,7 @@ class SummaryCache:
             stamp = [CACHE_VERSION, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
             kept = self._get(journal, stamp)
             if kept is None:
-                kept = summarise_journal(file, journal.parent.parent.name)
+                kept = series.summarise_journal(file, journal.parent.parent.name)
                 self._put(journal, stamp, kept)
             elif not self.why_not_kept:
                 with contextlib.suppress(OSError):
@@ -212,21 +176,21 @@ class SummaryCache:
             for path in kept[: -max(2 * used, FEWEST_KEPT)]:
                 path.unlink(missing_ok=True)
 
-    def _get(self, journal: Path, stamp: list[int]) -> RunSummary | None:
+    def _get(self, journal: Path, stamp: list[int]) -> series.RunSummary | None:
         if self.why_not_kept:
             return None
         try:
             checksum, _, body = files.read_bytes(self._place(journal), LARGEST_CACHE_BYTES).partition(b"\n")
             if checksum != b"%08x" % zlib.crc32(body) or (kept := json.loads(body))["stamp"] != stamp:
                 return None
-            states = [*map(State, kept["states"])]
+            states = [*map(series.State, kept["states"])]
             for row in kept["measured"]:
                 row[_MEDIANS], row[-1] = tuple(row[_MEDIANS]), states[row[-1]]
-            return RunSummary([Measured._make(row) for row in kept["measured"]], kept["damage"])
+            return series.RunSummary([series.Measured._make(row) for row in kept["measured"]], kept["damage"])
         except (OSError, RecursionError, LookupError, TypeError, ValueError):
             return None
 
-    def _put(self, journal: Path, stamp: list[int], summary: RunSummary) -> None:
+    def _put(self, journal: Path, stamp: list[int], summary: series.RunSummary) -> None:
         if self.why_not_kept:
             return
         # The state, common to all cases of a run, is written once.
@@ -257,7 +221,7 @@ class Side:
 
     name: str
     machine: str
-    benchmarks: Mapping[tuple[str, str], Measured]  # by probe and case_id
+    benchmarks: Mapping[tuple[str, str], series.Measured]  # by probe and case_id
     notes: tuple[str, ...] = ()
     run_ids: frozenset[str] = frozenset()
 
@@ -269,10 +233,7 @@ class Side:
 
 
 def find_side(name: str, results: Path) -> Side:
-    """The side that a person names: the path of a run's folder or records, or a run as `find_run_folder` knows it.
-
-    Raises UserError if there is none of that name, several of it, or it cannot be read.
-    """
+    """The side of a path, or of a run as `find_run_folder` knows it. Raises UserError for none, or several."""
     try:
         is_path = Path(name).exists()
     except (OSError, ValueError):  # a name that is too long, or that no file can have
@@ -281,17 +242,14 @@ def find_side(name: str, results: Path) -> Side:
 
 
 def read_side(path: Path) -> Side:
-    """The side at that path: a run's folder, or records.
-
-    Raises UserError if it is neither, cannot be read, holds no result, or holds results of several machines.
-    """
+    """A run's folder, or records. Raises UserError for neither, no result, or several machines' results."""
     if path.is_dir():
         if not (path / RECORDS).exists():
             raise UserError(f"{path} is not a run's folder, for it holds no {RECORDS}: name one, or a file.")
         path = path / RECORDS
     try:
-        with files.open_named_by_user(path) as file:
-            summary = summarise_journal(file, path.resolve().parent.parent.name)
+        with files.open_for_reading(path, may_be_pipe=True) as file:
+            summary = series.summarise_journal(file, path.resolve().parent.parent.name)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     notes = [f"{path}, {each}" for each in (*summary.damage, summary.torn) if each]

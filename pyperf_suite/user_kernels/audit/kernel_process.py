@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[2]
-
 # Requests to launch, of which a kernel may look at frames and objects that are not its own.
 LOOKS_ALLOWED = 2
 
@@ -52,7 +51,6 @@ _REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0
 _HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
 # Taken before any code of a user's runs, which may put others in their places.
 _MASK, _EXIT = signal.pthread_sigmask, os._exit
-
 # Functions that read the frames of callers, or search all objects of a process, by the names of CPython's audit hooks.
 _LOOKS = {
     *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
@@ -62,10 +60,7 @@ _LOOKING_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 
 
 class InspectionDetector:
-    """Notes who reads frames or searches objects while it is `on`; libraries do so too, and are not noted.
-
-    A kernel has no use for it; one that does looks for the loop that times it. The hook cannot be taken out again.
-    """
+    """Notes who but libraries reads frames or searches objects while it is `on`; its hook cannot be taken out again."""
 
     def __init__(self) -> None:
         self.on = False
@@ -110,7 +105,12 @@ def work() -> None:
     """Answer requests until there are no more."""
     requests = Requests()
     _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
-    _be_the_first_to_go()
+    try:
+        # This process is ended, and not the judge, where memory runs out.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
     process = AuditedCase()
     for request in requests:
         requests.answer(process.answer(request))
@@ -165,15 +165,6 @@ class AuditedCase(KernelCase):
     def _noted(self) -> dict[str, Any]:
         """Name functions that are no longer what they were, and who looked at what is not its own."""
         return {**self._replaced(), "looked": self._lookout.noted()}
-
-
-def _be_the_first_to_go() -> None:
-    """Have this process ended, and not the judge, where memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

@@ -17,14 +17,10 @@ from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, ProcessLost
 from pyperf_suite.process.system import SHARED_MEMORY, OwnedFolder
 from pyperf_suite.user_kernels.audit import kernel_process
-from pyperf_suite.user_kernels.here import require_answered
-from pyperf_suite.user_kernels.reference import Reference
+from pyperf_suite.user_kernels.here import Reference, require_answered
 
 SCRIPT = str(Path(kernel_process.__file__))
-
-# Interpreter that runs a user's code, by default this one's.
 PYTHON_VARIABLE = "PYPERF_KERNEL_PYTHON"
-
 # Threads of the reference process that wait for work take no core from what is timed.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
@@ -48,10 +44,7 @@ class UserProcess(ChildProcess):
         environment: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        """`called` is what the sentences of a failure call it; `memory_bytes` is what it and its children may hold.
-
-        `preload` are modules that a template has imported, of which the process is then a copy.
-        """
+        """`called` is what the sentences of a failure call it; the others are as of ChildProcess."""
         self._called, self._where = called, ""
         try:
             super().__init__([python, SCRIPT], {**os.environ, **(environment or {})}, memory_bytes, preload)

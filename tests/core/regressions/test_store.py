@@ -25,13 +25,13 @@ def run_id(day):
 @pytest.fixture
 def read(monkeypatch):
     """An entry for each journal that is read."""
-    names, whole = [], store_module.summarise_journal
+    names, whole = [], store_module.series.summarise_journal
 
     def counted(file, machine):
         names.append(machine)
         return whole(file, machine)
 
-    monkeypatch.setattr(store_module, "summarise_journal", counted)
+    monkeypatch.setattr(store_module.series, "summarise_journal", counted)
     return names
 
 

@@ -146,7 +146,7 @@ def test_requirements_are_installed_into_an_environment_that_is_kept(index, monk
     arm = index.arm("made-up==1")
     assert (arm.failure, arm.name, asked_of(arm, "made_up.version")) == ("", "made-up==1", "1")
     assert arm.to_json()["software"]["packages"]["made-up"] == "1"
-    monkeypatch.setattr(user_arms, "logged", lambda *_: pytest.fail("installed again"))
+    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("installed again"))
     assert index.arm("made-up==1").environment == arm.environment
 
 

@@ -87,7 +87,7 @@ def test_on_a_quiet_machine_the_first_look_or_the_next_decides(shift, verdict):
 def test_between_looks_nothing_is_decided_unless_no_more_will_follow():
     rule = SequentialRule()
     pairs = rule.looks[0] + 1
-    assert not rule.is_look(pairs)
+    assert pairs not in rule.looks
     assert rule.decide(quiet(0.05, pairs)).word == "undecided"
     assert rule.decide(quiet(0.05, pairs), final=True).word == "slower"
 
