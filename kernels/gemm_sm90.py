@@ -78,7 +78,15 @@ class Specialisation:
     def __post_init__(self) -> None:
         check_types(self.in_type, self.out_type, self.a_transposed, self.b_transposed)
         check_tile(self.m, self.n, self.k, self.consumers, self.in_type)
-        check_cluster(self.n, self.cluster_m, self.cluster_n, self.b_transposed)
+        if (self.cluster_m, self.cluster_n) not in ((1, 1), (2, 1), (1, 2)):
+            raise ValueError(
+                f"A cluster of {self.cluster_m}x{self.cluster_n} CTAs was requested: it can be 1x1, 2x1 or 1x2."
+            )
+        if self.cluster_m == 2 and self.b_transposed and self.n % 16:
+            raise ValueError(
+                f"Two CTAs cannot load a B tile of {self.n} columns together: each takes a multiple of 8, so "
+                f"take n = {self.n - 8} or n = {self.n + 8}."
+            )
         if self.stages < 2 or self.store_buffers < 1:
             raise ValueError(
                 f"{self.stages} stages and {self.store_buffers} store buffers were requested: loading and multiplying "
@@ -310,17 +318,6 @@ def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
             f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, "
             f"and a thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
             f"{near_m}x{near_n}x{near_k}."
-        )
-
-
-def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) -> None:
-    """Raise ValueError for a cluster other than one CTA or a pair, or a pair that cannot share the operand."""
-    if (cluster_m, cluster_n) not in ((1, 1), (2, 1), (1, 2)):
-        raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was requested: it can be 1x1, 2x1 or 1x2.")
-    if cluster_m == 2 and b_transposed and n % 16:
-        raise ValueError(
-            f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} "
-            f"or n = {n + 8}."
         )
 
 

@@ -124,7 +124,11 @@ def detect() -> Cpu:
 
 def read_cpu(files: KernelFiles, affinity: int | None) -> Cpu:
     """Describe the CPU these kernel files speak of, for a process allowed on `affinity` CPUs (None: all)."""
-    information = _first_values(files.text("proc/cpuinfo") or "")
+    information: dict[str, str] = {}
+    for line in (files.text("proc/cpuinfo") or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            information.setdefault(key.strip().lower(), value.strip())
     flags = frozenset((information.get("flags") or information.get("features") or "").split())
     online = parse_cpu_list(files.text("sys/devices/system/cpu/online"))
     listed = re.findall(r"^processor\s*:", files.text("proc/cpuinfo") or "", re.MULTILINE)
@@ -200,16 +204,6 @@ def core_name(implementer: str | None, part: str | None) -> str | None:
     except ValueError:
         return None
     return f"{IMPLEMENTERS.get(by, f'implementer {by:#x}')} {PARTS.get((by, number), f'part {number:#x}')}"
-
-
-def _first_values(cpuinfo: str) -> dict[str, str]:
-    """The first value of each key of /proc/cpuinfo, keys in lower case."""
-    values: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and value.strip():
-            values.setdefault(key.strip().lower(), value.strip())
-    return values
 
 
 def _model(files: KernelFiles, information: dict[str, str]) -> str:

@@ -161,13 +161,10 @@ def compiler_of_extension() -> str | None:
     extension = importlib.util.find_spec("pyperf_suite._native")
     if extension is None or extension.origin is None:
         return None
-    return compiler_note(Path(extension.origin))
-
-
-def compiler_note(binary: Path) -> str | None:
-    """The first GCC or clang version string in a binary file (its ELF section .comment)."""
     try:
-        note = re.search(rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", binary.read_bytes())
+        note = re.search(
+            rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", Path(extension.origin).read_bytes()
+        )
     except OSError:
         return None
     return note[0].decode("ascii", "replace") if note else None

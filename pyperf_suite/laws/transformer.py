@@ -95,7 +95,12 @@ class ModelDimensions:
     chunked: bool = False
 
     def __post_init__(self) -> None:
-        self._check_signs()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _AT_LEAST_1 and value < 1:
+                raise UserError(f"A model needs {field.name} of at least 1, but {value} were requested.")
+            if value < 0:
+                raise UserError(f"{field.name} cannot be negative, but {value} was requested.")
         if not self.head_dim and self.hidden % self.heads:
             raise UserError(
                 f"hidden = {self.hidden} cannot be divided into {self.heads} heads: give head_dim, or a hidden that "
@@ -198,14 +203,6 @@ class ModelDimensions:
         if self.bias:
             for name in _BIASES:
                 object.__setattr__(self, name, True)
-
-    def _check_signs(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _AT_LEAST_1 and value < 1:
-                raise UserError(f"A model needs {field.name} of at least 1, but {value} were requested.")
-            if value < 0:
-                raise UserError(f"{field.name} cannot be negative, but {value} was requested.")
 
     def _check_sizes(self) -> None:
         for name, most in LARGEST.items():

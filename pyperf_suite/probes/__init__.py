@@ -147,11 +147,6 @@ def overrides_of(texts: Iterable[str]) -> dict[str, str]:
     return overrides
 
 
-def timed_or(names: Iterable[str]) -> list[str]:
-    """The named probes, or all that are timed."""
-    return expanded(names) or [probe.name for probe in all_probes() if probe.is_timed]
-
-
 def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iterable[str]) -> list[PlannedCase]:
     """The cases of the named probes, or of all that are timed. Raises UserError for an axis that does not fit."""
     from pyperf_suite.runner.plan import PlannedCase
@@ -159,7 +154,7 @@ def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iter
     overrides = overrides_of(axes)
     return [
         PlannedCase(name, case)
-        for name in timed_or(names)
+        for name in (expanded(names) or [probe.name for probe in all_probes() if probe.is_timed])
         for case in find_probe(name).cases(profile, device, overrides_for(name, overrides))
     ]
 

@@ -5,7 +5,7 @@ Steady state and the begin of an epoch, where workers start, are reported apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mode
 from typing import Annotated, Any
@@ -92,8 +92,9 @@ class InputPipelineAxes(AxisTable):
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
     """Loaders, then one setting at a time (see InputPipelineAxes)."""
+    within = [count for count in axes.loaders if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
     base = InputPipelineParameters(
-        loaders=loaders_of_variations(axes.loaders),
+        loaders=max(within) if within else min(filter(None, axes.loaders), default=0),
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
         # The same in all cases of a sweep, so that their times compare as they are.
@@ -109,12 +110,6 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
         # Settings of workers say nothing where there are none, and then are the usual ones.
         plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent")}
         yield Case("input_pipeline", replace(p, **plain), "torch")
-
-
-def loaders_of_variations(requested: Sequence[int]) -> int:
-    """The most of those requested that are within the guide's and the cores, if there are any; else the fewest."""
-    within = [count for count in requested if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
-    return max(within) if within else min(filter(None, requested), default=0)
 
 
 def analyse(rows: Rows[InputPipelineParameters]) -> Findings:

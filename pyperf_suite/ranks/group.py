@@ -88,7 +88,9 @@ class Group:
                 self._wait(keys, doing, deadline_s)
                 answers = [json.loads(answer) for answer in self.store.multi_get(keys)]
                 self.store.set(everyone, json.dumps(answers))
-                self._forget_all_before([*keys, everyone])
+                for key in self._stale:
+                    self.store.delete_key(key)
+                self._stale = [*keys, everyone]
             else:
                 self._wait([everyone], doing, None if deadline_s is None else deadline_s + LATER_S)
                 answers = json.loads(self.store.get(everyone))
@@ -199,12 +201,6 @@ class Group:
             # From here on this thread reports, and the watchdog only shows that this rank lives.
             self.watchdog.hand_over()
             raise RanksMissing(self.watchdog.who_is_missing(doing, deadline_s or 0.0))
-
-    def _forget_all_before(self, keys: list[str]) -> None:
-        """Delete the keys of earlier steps: every rank has come to this one, so all have read them."""
-        for key in self._stale:
-            self.store.delete_key(key)
-        self._stale = keys
 
 
 def connect(environment: RankEnvironment, deadline_s: float) -> Any:

@@ -366,7 +366,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
-            terminated = self._sleep_until_sigterm(BEAT_S)
+            assert self._signals is not None
+            ready, _, _ = select.select([self._signals[0]], [], [], BEAT_S)
+            terminated = bool(ready) and signal.SIGTERM in os.read(self._signals[0], 64)
             try:
                 self._beat()
                 sentence = "" if self._handed_over else self._trouble(terminated)
@@ -393,12 +395,6 @@ class Watchdog:
         if heard != self._first_heard[0]:
             self._first_heard = (heard, since)
         return since - self._first_heard[1] > FIRST_SILENT_S
-
-    def _sleep_until_sigterm(self, seconds: float) -> bool:
-        """Sleep; True at once where SIGTERM arrives meanwhile."""
-        assert self._signals is not None
-        ready, _, _ = select.select([self._signals[0]], [], [], seconds)
-        return bool(ready) and signal.SIGTERM in os.read(self._signals[0], 64)
 
     def _finish(self, sentence: str) -> None:
         if not _ending.acquire(blocking=False):

@@ -215,7 +215,7 @@ def measure_ranked(
                 except StopIteration as end:
                     answer: dict[str, Any] = end.value
                     return answer
-                lead.end_turn()
+                lead._group.from_first("next block", END_OF_TURN, lead._deadline_s)
                 others_ran = yield
         except RanksMissing:
             raise
@@ -374,10 +374,6 @@ class _Lead(Prepared, Checks):
     def look(self, last: int, launches: int) -> None:
         """All ranks have looked, in the same step as they timed the part: it is told when all are out of the blocks."""
         self._is_armed, self.checked = False, self.checked + 1
-
-    def end_turn(self) -> None:
-        """Let the other ranks leave this case until its next turn."""
-        self._group.from_first("next block", END_OF_TURN, self._deadline_s)
 
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""

@@ -38,11 +38,6 @@ Answers = Generator[tuple[int, dict[str, Any]], None, None]
 """The number of a case among those requested, and the measured part of its record, as each is done."""
 
 
-def ranks_command(count: int) -> tuple[str, ...]:
-    """Return the command of a worker of `count` ranks on this machine (ranks/launch.py)."""
-    return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
-
-
 def request_for(
     cases: Sequence[Case],
     effort: Effort | None,
@@ -257,7 +252,7 @@ class WorkerPool(Workers):
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
             self._end_those_before(process, bool(ranks))
-            command = ranks_command(ranks) if ranks else COMMAND
+            command = (sys.executable, "-m", "pyperf_suite.ranks.launch", str(ranks), MODULE) if ranks else COMMAND
             # Somebody else's code may take all memory.
             self._workers[key] = WorkerProcess(
                 command, environment, memory.limit_bytes() if workload.source else math.inf

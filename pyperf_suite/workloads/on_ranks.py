@@ -156,16 +156,6 @@ def require_started_so(peer_to_peer: bool) -> None:
         )
 
 
-def require_cores_for(ranks: int) -> None:
-    """Raise UserError for more ranks than this machine's cores can keep alive, unless they run on several machines."""
-    cores = cpu.detect().usable_cores
-    if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
-        raise UserError(
-            f"{ranks} ranks were requested on {cores} cores, where they would spend their time waiting for each other: "
-            f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
-        )
-
-
 def require_memory(group: Group, bytes_a_rank: int) -> None:
     """Raise Unsupported where the ranks on this machine need more memory together than it has free."""
     ranks_here = -(-group.count // max(1, group.environment.nodes))
@@ -234,7 +224,12 @@ class OverGloo(OverTorch):
         super().validate(parameters)
         if not parameters.peer_to_peer:
             raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
-        require_cores_for(parameters.ranks)
+        cores = cpu.detect().usable_cores
+        if not rank_environment().launched and parameters.ranks > RANKS_A_CORE * cores:
+            raise UserError(
+                f"{parameters.ranks} ranks were requested on {cores} cores, where they would spend their time waiting "
+                f"for each other: ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
+            )
 
     def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
         joined = process_group(place, "gloo")

@@ -90,7 +90,14 @@ def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     if dtype == "tfloat32":
         return _round_to_tfloat32(values)
     if dtype == "float8_e4m3fn":
-        return _round_to_e4m3(values)
+        magnitudes = _e4m3_values()[:127].astype(np.float64)
+        wanted = np.abs(values.astype(np.float64))
+        above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)
+        below = above - 1
+        to_above, to_below = magnitudes[above] - wanted, wanted - magnitudes[below]
+        nearer_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+        code = np.where(nearer_above, above, below) | np.where(np.signbit(values), 128, 0)
+        return np.where(np.isnan(values), 127, code).astype(np.uint8)
     if dtype == "int8":
         return np.clip(np.rint(values), -127, 127).astype(np.int8)
     return values.astype(element_type(dtype).storage, copy=False)
@@ -153,18 +160,6 @@ def _round_to_tfloat32(values: NDArray[np.float32]) -> NDArray[np.float32]:
     bits = values.view(np.uint32)
     kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
     return np.where(np.isnan(values), values, kept.view(np.float32))
-
-
-def _round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """To the nearest of the 127 magnitudes, ties to the even code."""
-    magnitudes = _e4m3_values()[:127].astype(np.float64)
-    wanted = np.abs(values.astype(np.float64))
-    above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)
-    below = above - 1
-    to_above, to_below = magnitudes[above] - wanted, wanted - magnitudes[below]
-    nearer_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    code = np.where(nearer_above, above, below) | np.where(np.signbit(values), 128, 0)
-    return np.where(np.isnan(values), 127, code).astype(np.uint8)
 
 
 @dataclass(frozen=True)

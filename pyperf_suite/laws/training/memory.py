@@ -263,16 +263,13 @@ def _kept_of_layers(model: ModelDimensions, batch: int, seq: int, keeping: Activ
     if keeping.checkpointing == "every":
         groups = int(ceil_div(model.layers, keeping.every))
         return KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
-    kept = kept_of_layer(model, batch, seq, keeping) * model.layers
+    kept = (_selected if keeping.checkpointing == "selective" else saved_of_layer)(
+        model, batch, seq, keeping
+    ) * model.layers
     # A stack of layers alone starts from data, for which no gradient is computed.
     if keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
         kept = kept + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
     return kept
-
-
-def kept_of_layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    """One layer, under the policy's checkpointing."""
-    return (_selected if keeping.checkpointing == "selective" else saved_of_layer)(model, batch, seq, keeping)
 
 
 def saved_of_layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:

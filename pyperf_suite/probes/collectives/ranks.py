@@ -192,17 +192,14 @@ def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
 
     columns = (Column("", "rank {}".format, priority=2), *map(to, pair_map.met))
     yield table(f"GB/s between ranks: {pair_map.name}", columns, pair_map.met)
-    yield pair_figure(pair_map)
-
-
-def pair_figure(pairs: PairMap) -> Figure:
-    """The map in colours: each pair over the median of those with the same wiring; white is as fast as that."""
-    values = tuple(tuple(pairs.shares.get((min(a, b), max(a, b)), math.nan) for b in pairs.met) for a in pairs.met)
-    heat_map = HeatMap(pairs.name, "rank", "rank", "rate over the median pair's", pairs.met, pairs.met, values)
-    similar = " with the same wiring" if pairs.paths else ""
-    return Figure(
-        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', pairs.name.lower())}",
-        f"Map of pairs: {pairs.ranks} ranks",
+    values = tuple(
+        tuple(pair_map.shares.get((min(a, b), max(a, b)), math.nan) for b in pair_map.met) for a in pair_map.met
+    )
+    heat_map = HeatMap(pair_map.name, "rank", "rank", "rate over the median pair's", pair_map.met, pair_map.met, values)
+    similar = " with the same wiring" if pair_map.paths else ""
+    yield Figure(
+        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', pair_map.name.lower())}",
+        f"Map of pairs: {pair_map.ranks} ranks",
         f"Measured, in one direction; 1 is the median of the pairs{similar}. Grey: not measured.",
         ((heat_map,),),
     )

@@ -320,10 +320,6 @@ class OverlapParameters:
         return (3 * DTYPES[self.dtype] + WIDE_BYTES) * self.size**2 + self.bytes + 2 * WIDE_BYTES * self.count
 
     @property
-    def has_product(self) -> bool:
-        return self.run != "all_reduce"
-
-    @property
     def has_all_reduce(self) -> bool:
         return self.run != "product"
 
@@ -377,7 +373,7 @@ class SideBySide(RankSteps):
     def verify_last(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
         p, checks = self._parameters, []
-        if p.has_product:
+        if p.run != "all_reduce":
             product = self._product_verified()
             checks.append(Checked(int(not product.passed), self._out.numel(), product.message))
         if p.has_all_reduce:

@@ -159,7 +159,11 @@ class TorchSteps(ComparedLaunches):
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
-            _require_compiler(where)
+            if where.is_gpu:
+                if importlib.util.find_spec("triton") is None:
+                    raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
+            elif shutil.which(os.environ.get("CXX", "g++")) is None:
+                raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
         self._call = torch.compile(self.model) if p.compiled else self.model
         weights = list(self.model.parameters())
         self._optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=DECAY) if p.updates else None
@@ -351,14 +355,6 @@ class TorchSteps(ComparedLaunches):
     def _placed(self, tensor: Any) -> Any:
         dtype = getattr(self._where.torch, self._p.weights)
         return tensor.to(self._where.device, dtype if tensor.is_floating_point() else tensor.dtype)
-
-
-def _require_compiler(where: TorchDevice) -> None:
-    if where.is_gpu:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
-    elif shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
 
 
 class PrecisionSteps(TorchSteps):
