@@ -82,7 +82,6 @@ class Configuration:
 
     @property
     def requested(self) -> str:
-        """Return the begin of a sentence about this configuration."""
         return f"Blocks {self.block_m}x{self.block_n} of head_dim {self.head_dim}"
 
     @property
@@ -92,21 +91,17 @@ class Configuration:
 
     @property
     def waste(self) -> float:
-        """The share of the products' work that is spent on the padding of head_dim."""
         return 1 - self.head_dim / self.padded_head_dim
 
     @property
     def descriptors(self) -> bool:
-        """True if operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for Triton's compiler."""
         return compiler_options(self.stages, self.warps)
 
     def constants(self, interpreting: bool = False) -> dict[str, Any]:
-        """The compile-time arguments of a kernel."""
         return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -146,17 +141,14 @@ class Shape:
 
     @property
     def rows_q(self) -> int:
-        """Rows of Q in all heads."""
         return self.batch * self.heads * self.seq_q
 
     @property
     def rows_k(self) -> int:
-        """Rows of K in all heads."""
         return self.batch * self.kv_heads * self.seq_k
 
     @property
     def group(self) -> int:
-        """Heads of Q that share one of K and V."""
         return self.heads // self.kv_heads
 
     @property
@@ -190,7 +182,6 @@ class Attention:
 
     @property
     def programs(self) -> int:
-        """Programs of one launch: one a block of queries of one head."""
         return self.shape.batch * self.shape.heads * self.blocks
 
     def bind(self, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Launch:

@@ -52,7 +52,6 @@ class Gradients:
 
     @property
     def programs(self) -> dict[str, int]:
-        """Programs of each kernel: one a block of keys of one head of K, one a block of queries of one head of Q."""
         heads = {"dk_dv": self.shape.batch * self.shape.kv_heads, "dq": self.shape.batch * self.shape.heads}
         return {kernel: heads[kernel] * self.blocks[kernel] for kernel in KERNELS}
 

@@ -85,12 +85,10 @@ class Specialisation:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
         return self.queries // QUERIES
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
@@ -110,7 +108,6 @@ class Specialisation:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         return self.q_bytes + self.stages * self.stage_bytes
 
     @property
@@ -119,7 +116,6 @@ class Specialisation:
         return min(255, 65536 // self.threads // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_N": self.keys,
             "HEAD_DIM": self.head_dim,

@@ -112,17 +112,14 @@ class Specialisation:
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
         return self.warps_m * self.warps_n
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of an element of C."""
         return OUTPUT_BYTES[self.out_type]
 
     @property
@@ -137,7 +134,6 @@ class Specialisation:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         return WORK_BYTES + max(self.pipeline_bytes, self.patches_bytes)
 
     @property
@@ -156,7 +152,6 @@ class Specialisation:
         return min(255, REGISTERS // (self.threads * self.resident_blocks) // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -202,7 +197,6 @@ class Specialisation:
         return Schedule(policy, tiles_m, tiles_n, k_tiles, splits, workers, min(group, tiles_m))
 
     def grid(self, schedule: Schedule) -> int:
-        """Blocks to launch: one for each unit."""
         return schedule.units
 
     def workspace_bytes(self, schedule: Schedule) -> int:

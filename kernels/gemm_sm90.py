@@ -117,32 +117,26 @@ class Specialisation:
 
     @property
     def cluster(self) -> int:
-        """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
     def in_bytes(self) -> int:
-        """Bytes of an element of A or B."""
         return INPUT_TYPES[self.in_type][0]
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of an element of C."""
         return OUTPUT_TYPES[self.out_type][0]
 
     @property
     def a(self) -> Operand:
-        """A's part of a stage."""
         return Operand(self.m, self.k, self.in_bytes, self.a_transposed, self.cluster_n)
 
     @property
     def b(self) -> Operand:
-        """B's part of a stage."""
         return Operand(self.n, self.k, self.in_bytes, not self.b_transposed, self.cluster_m)
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
@@ -157,7 +151,6 @@ class Specialisation:
 
     @property
     def store_bytes(self) -> int:
-        """Shared memory through which results leave."""
         return self.consumers * 4 * self.store_buffers * WARP_ROWS * self.store_span_bytes
 
     @property
@@ -171,7 +164,6 @@ class Specialisation:
         return min(255, 65536 // self.threads // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -216,7 +208,6 @@ class Specialisation:
         return schedule
 
     def grid(self, schedule: Schedule) -> int:
-        """Blocks to launch: a cluster for each unit."""
         return schedule.units * self.cluster
 
     def workspace_bytes(self, schedule: Schedule) -> int:

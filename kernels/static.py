@@ -137,7 +137,6 @@ class CudaKernel:
     module: ModuleType
 
     def read(self, name: str, target: str) -> StaticMetrics:
-        """Compile it for a target and read it, with the errors of `of_cuda`."""
         return of_cuda(name, self.specialised, self.module.sources(), target, self.module.ENTRY)
 
 
@@ -198,7 +197,6 @@ class StaticMetrics:
         return {name: _exact(unit, value) for name, (unit, value) in figures.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON of all of it."""
         return asdict(self)
 
 

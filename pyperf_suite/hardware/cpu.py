@@ -244,7 +244,6 @@ def _usable_cores(logical: int, affinity: int | None, quota_cores: float | None)
 
 
 def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
-    """The fields of `Cpu` about caches, from the best source that this machine has; of two kinds, the larger's size."""
     instances = _instances(files)
     sizes = {level: max(found.values()) for level, found in instances.items()}
     totals = {level: sum(found.values()) for level, found in instances.items()}
@@ -279,7 +278,6 @@ def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
 
 
 def _from_system(level: int) -> int | None:
-    """The size of a level's data cache in bytes, from the C library."""
     try:
         size = os.sysconf(SYSCONF[level])
     except (OSError, ValueError):
@@ -288,7 +286,6 @@ def _from_system(level: int) -> int | None:
 
 
 def _node(files: KernelFiles, folder: str) -> NumaNode | None:
-    """A node; None where it has neither CPUs nor memory."""
     number = parse_integer(folder.rpartition("/node")[2])
     total = re.search(r"MemTotal:\s*(\d+ kB)", files.text(f"{folder}/meminfo") or "")
     memory_bytes = (parse_bytes(total[1]) if total else None) or 0

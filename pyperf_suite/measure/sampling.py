@@ -109,7 +109,6 @@ class StopRule:
         return min(max(self.min_samples, grown), max(self.max_samples, samples + 1))
 
     def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
-        """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
         if self.quantile != USUAL:  # slices are the unit of the interval, so all are of one length
             return max(1, int(self.block_s / max(sample_s, 1e-9)))
         # Half of what is left: a sample slower than expected then still ends before the cap.
@@ -357,7 +356,6 @@ class Measurement:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width as a share of the value: what the stop rule compares."""
         low, high, _ = self.interval
         return (high - low) / 2 / self.value if self.value else 0.0
 
@@ -569,7 +567,6 @@ def concluded(
 
 
 def _without(samples: list[float], slices: list[int], out: Sequence[int]) -> tuple[list[float], list[int]]:
-    """The samples, and how many each slice has, without the slices of those numbers."""
     parts = np.split(np.asarray(samples), np.cumsum(slices)[:-1])
     parts = [part for number, part in enumerate(parts) if number not in out]
     return np.concatenate(parts).tolist(), [part.size for part in parts]

@@ -240,7 +240,6 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
 
 
 def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
-    """Each model without an exchange, in the order of the axes."""
     names = ("hidden", "layers", "seq", "batch", "vocab", "dtype")
     for values in itertools.product(*(getattr(axes, name) for name in names)):
         model: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -249,7 +248,6 @@ def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
 
 
 def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
-    """One model's steps with each bucket; of the first model with DDP's other options as well."""
     # Not sorted: the first bucket is the one that the other options are tried with.
     usual = [replace(plain, bucket_bytes=size) for ladder in axes.bucket for size in ladder.ladder()]
     yield from usual
@@ -341,7 +339,6 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
 
 
 def _order(step: Row) -> tuple[object, ...]:
-    """Models together, without exchange first, then by bucket and micro-batches."""
     size = (step.p.hidden, step.p.layers, step.p.seq, step.p.batch, step.p.vocab)
     exchange = ("none", "ddp", "after", "dp").index(step.p.exchange)
     return (*size, exchange, step.p.accumulate, step.p.no_sync, step.p.bucket_bytes)

@@ -110,7 +110,6 @@ Finish = Callable[[Measurement, dict[str, Any]], None]
 
 
 def _read(prepared: Prepared) -> dict[str, Any]:
-    """Exact figures: nothing is warmed up, sampled or verified."""
     return {
         "kind": "static",
         "outcome": "ok",

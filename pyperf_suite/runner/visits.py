@@ -101,7 +101,6 @@ def _sum(visits: Sequence[Record], member: str, name: str) -> Any:
 
 
 def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
-    """The disturbances of all slices, by the best loop that is known after the second visit; and of each slice."""
     reports = [visit.quality["disturbances"] for visit in visits]
     best_s = min(report.get("best_loop_s", math.inf) for report in reports)
     reasons: list[str] = []
@@ -114,7 +113,6 @@ def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
-    """Metrics other than time: the samples of both visits, and bounds that hold those of both."""
     metrics: dict[str, Metric] = {}
     for name, metric in visits[1].metrics.items():
         both = [visit.metrics[name] for visit in visits if name in visit.metrics]
@@ -126,7 +124,6 @@ def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
 
 
 def _of_ranks(visits: Sequence[Record]) -> dict[str, Any]:
-    """The figures of ranks: means of both visits, and the samples of both; none of a case without ranks."""
     joined: dict[str, Any] = {}
     for name, of_ranks in visits[1].sampling.items():
         if name.startswith("rank_"):
@@ -137,7 +134,6 @@ def _of_ranks(visits: Sequence[Record]) -> dict[str, Any]:
 
 
 def _verification(visits: Sequence[Record]) -> Mapping[str, Any]:
-    """The second visit's verification, with the launches that were looked at in both."""
     found = [visit.verification for visit in visits]
     if not all("launches_checked" in each and "excludes_errors_in_one_of" in each for each in found):
         return found[1]

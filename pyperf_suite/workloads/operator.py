@@ -108,7 +108,6 @@ class OperandSets(ABC):
         return
 
     def seen(self, name: str, buffer: Any) -> Any:
-        """Return the memory as a numpy array in storage form or as a torch tensor."""
         return buffer
 
     @abstractmethod
@@ -408,7 +407,6 @@ class Operator(Workload[Any]):
         self.name, self.parameters_type = kernel.name, kernel.parameters
 
     def launched(self, parameters: Any) -> Launch:
-        """Return the declaration's launch of a case, with an `Operand` for each array."""
         streams = itertools.count()
 
         def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:
@@ -421,7 +419,6 @@ class Operator(Workload[Any]):
         return Operands(self.launched(parameters).kwargs, seed)
 
     def footprint_bytes(self, parameters: Any) -> int:
-        """Bytes of all operands; what else an implementation keeps is its own."""
         return sum(operand.nbytes for operand in self.launched(parameters).kwargs.values())
 
     def work(self, parameters: Any) -> Work:
@@ -429,7 +426,6 @@ class Operator(Workload[Any]):
         return Work(launched.flop, launched.bytes)
 
     def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> Launches:
-        """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
         place = dataclasses.replace(place, sets=place.sets or sets)

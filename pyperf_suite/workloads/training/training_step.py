@@ -184,7 +184,6 @@ class TorchSteps(ComparedLaunches):
             self._optimizer.step()
 
     def passes(self) -> None:
-        """A step without its update."""
         p = self._p
         around_all = p.cast_cache != CAST_CACHES[0]
         if p.goes_back:
