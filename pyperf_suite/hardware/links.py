@@ -52,8 +52,7 @@ KINDS = {
     "0200": "network",
     "0207": "network",
 }
-# Places where a device's driver leaves the names that people know it by.
-NAMES = ("infiniband", "net", "nvme")
+NAMES = ("infiniband", "net", "nvme")  # places where a device's driver leaves the names that people know it by
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
 NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, 14.0625)
 _BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}

@@ -18,8 +18,7 @@ MOUNT = PurePosixPath("sys/fs/cgroup")
 NO_LIMIT_BYTES = 1 << 60
 
 
-# Share of the free memory that a user's code may take.
-MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.8  # share of the free memory that a user's code may take
 
 
 def available_bytes(files: KernelFiles | None = None) -> int:

@@ -20,8 +20,7 @@ EXPONENTIAL, COMPARISON, MULTIPLICATION = 8, 2, 1
 # Instructions a score: a maximum and half of a packed pair; scaled and added up. A masked score is compared and
 # selected too. A polynomial in place of an exponential: a shift and an addition of integers, five multiply-adds.
 COMPARISONS, MULTIPLICATIONS, MASKING, POLYNOMIAL = 1.5, 2, 2, (2, 5)
-# Queries of a warpgroup's wgmma, of which a thread has two rows and a quarter of the keys of each.
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS = 64  # queries of a warpgroup's wgmma, of which a thread has two rows and a quarter of the keys of each
 # Fitted to our Triton kernel on an H200: a barrier of all warps and the latencies around it; keys that are fetched only
 # after the step before, as with two stages. By its machine code three barriers a step.
 BARRIER_CYCLES, FETCH_CYCLES, TRITON_BARRIERS, HIDING_STAGES = 48, 700, 3, 3

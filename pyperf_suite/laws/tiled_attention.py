@@ -158,8 +158,7 @@ class TiledAttention:
                 yield from (steps for _ in range(min(together, heads - first)))
 
 
-# The law has five constants; with fewer cases it repeats what it was given.
-FEWEST_FITTED = 5
+FEWEST_FITTED = 5  # the law has five constants; with fewer cases it repeats what it was given
 
 # A cause is named where it explains so much of the difference, and all that are named at least so much together.
 ONE_CAUSE, ALL_CAUSES = 0.25, 0.5

@@ -204,8 +204,7 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
     raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")
 
 
-# Cost of writing or reading a partial result, in k-tiles: it decides which unit is the busiest.
-PARTIAL_IN_K_TILES = 8
+PARTIAL_IN_K_TILES = 8  # cost of writing or reading a partial result, in k-tiles: it decides which unit is the busiest
 
 
 def _busiest_of_stream_k(
@@ -279,8 +278,7 @@ class JudgedLaw:
     noise: float = math.nan
 
 
-# The median absolute deviation of a normal variable, in standard deviations.
-MAD_OF_NORMAL = 0.6744897501960817
+MAD_OF_NORMAL = 0.6744897501960817  # the median absolute deviation of a normal variable, in standard deviations
 
 # Error of a law of a few constants, as a share of a kernel's time: no measurement counts for more than this.
 _LAW_ERROR = 0.02
@@ -334,8 +332,7 @@ def _features(path: CriticalPath) -> NDArray[np.float64]:
     return np.stack([np.ones_like(path.k_extent), path.k_extent, path.tiles, path.partials], axis=-1)
 
 
-# One size, or an array of them, each answered for itself.
-Size = TypeVar("Size", int, NDArray[np.int64])
+Size = TypeVar("Size", int, NDArray[np.int64])  # one size, or an array of them, each answered for itself
 
 
 def largest_power_of_two(size: Size) -> Size:

@@ -413,8 +413,7 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
     return -(-tokens // sharding.tensor) if sharding.sequence_parallel else tokens
 
 
-# The name of attention over the whole sequence.
-FULL_ATTENTION = "attention"
+FULL_ATTENTION = "attention"  # the name of attention over the whole sequence
 
 
 @dataclass(frozen=True)
@@ -506,8 +505,7 @@ def check_recompute(recompute: str) -> None:
         raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
 
 
-# Backward computes two gradients for each product of the forward pass.
-PASSES = 3
+PASSES = 3  # backward computes two gradients for each product of the forward pass
 
 
 def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:

@@ -18,14 +18,12 @@ from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 
 CONFIDENCE = 0.95
 
-# Share of the time since timing began that checks may take.
-CHECKING_SHARE = 0.05
+CHECKING_SHARE = 0.05  # share of the time since timing began that checks may take
 
 # Launches between two stops at least, on average: of few sets all would follow a stop otherwise, and none be as usual.
 LEAST_BETWEEN_STOPS = 8
 
-# Seconds for checks after the last block: short launches would hardly be checked otherwise.
-LAST_CHECKS_S = 0.02
+LAST_CHECKS_S = 0.02  # seconds for checks after the last block: short launches would hardly be checked otherwise
 
 
 class CheckVerdict(Protocol):

@@ -148,8 +148,7 @@ def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, fl
     return mean - half_width, mean + half_width, confidence
 
 
-# With fewer values neither a drift nor a change can be distinguished from chance.
-FEWEST_VALUES = 8
+FEWEST_VALUES = 8  # with fewer values neither a drift nor a change can be distinguished from chance
 
 
 def chance_of_no_trend(values: NDArray[np.float64]) -> float:

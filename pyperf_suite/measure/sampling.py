@@ -405,11 +405,9 @@ class OwnTime:
         self._spent_s, self._since_s = self(), None
 
 
-# Time for repeated slices in the place of disturbed ones, as a share of the case's time cap.
-REPEATED_SHARE = 0.5
+REPEATED_SHARE = 0.5  # time for repeated slices in the place of disturbed ones, as a share of the case's time cap
 
-# After others had a turn, launches go uncounted for so long: threads wake, code and clocks come back.
-WAKE_S = 2e-3
+WAKE_S = 2e-3  # after others had a turn, launches go uncounted for so long: threads wake, code and clocks come back
 
 
 def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> int:

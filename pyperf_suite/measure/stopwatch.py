@@ -138,8 +138,7 @@ class DeviceStopwatch(Protocol):
 # which that is no share.
 HEAD_S, LONG_S = 1e-3, 2e-3
 
-# Longer than a host takes to queue a kernel.
-QUEUED_IN_S = 50e-6
+QUEUED_IN_S = 50e-6  # longer than a host takes to queue a kernel
 
 EMPTY_SAMPLES = 101
 

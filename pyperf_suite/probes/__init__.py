@@ -33,16 +33,14 @@ TOPICS = ("products", "attention", "network", "training", "the whole step", "law
 """Topics of probes, in the order in which they are listed and shown."""
 
 PACKAGE = "pyperf_suite.probes"
-PROBES = Path(__file__).parent
 
 ProbeType = TypeVar("ProbeType", "Probe", "Listed")
-
 FindProbe = Callable[[str], "Probe"]
-"""`find_probe`, or what gives some probes more to judge by."""
 
 
 def _own_names() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules([str(PROBES)]) if not module.name.startswith("_")]
+    folder = str(Path(__file__).parent)
+    return [module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_")]
 
 
 @functools.cache
@@ -159,8 +157,7 @@ def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iter
     ]
 
 
-# A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.
-MOST_ROUNDS = 12
+MOST_ROUNDS = 12  # a bisection of 4096 sizes: a probe that asks for more does not search
 
 
 def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:

@@ -45,8 +45,7 @@ from pyperf_suite.workloads.operands import element_type
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
 TOP_CLASS = 128
 
-# Tokens of a batch come in multiples of this; one more or less is off by one.
-OFF_BY_ONE_MULTIPLE = 64
+OFF_BY_ONE_MULTIPLE = 64  # tokens of a batch come in multiples of this; one more or less is off by one
 
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
@@ -289,16 +288,12 @@ def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).
 LINE_BYTES = {"cpu": 64, "cuda": 128}
-# Rates that differ by less are a slope, not an edge.
-CLIFF = 1.15
-# Padded by more than this part of itself, a dimension is another one.
-MOST_PADDING = 0.25
+CLIFF = 1.15  # rates that differ by less are a slope, not an edge
+MOST_PADDING = 0.25  # padded by more than this part of itself, a dimension is another one
 # Padding of at most this share is searched; among sizes of about the same time, the smallest is the one to pad to.
 ABOUT_THE_SAME = 1.02
-# A search begins between two sizes whose ratio is at most this.
-WIDEST_SEARCH = 2.5
-# Edges that one round closes in on.
-SEARCHES_AT_ONCE = 4
+WIDEST_SEARCH = 2.5  # a search begins between two sizes whose ratio is at most this
+SEARCHES_AT_ONCE = 4  # edges that one round closes in on
 
 
 @dataclass(frozen=True)
@@ -434,12 +429,9 @@ def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-# Sizes that a cell names; the tables of sizes and the picture hold all of them.
-MOST_NAMED = 3
-# A sweep of fewer sizes is a table's row, not a picture.
-FEWEST_SIZES = 3
-# Sizes further than this part from the middle one would squeeze the others into a line.
-MAX_SIZE_DISTANCE = 0.125
+MOST_NAMED = 3  # sizes that a cell names; the tables of sizes and the picture hold all of them
+FEWEST_SIZES = 3  # a sweep of fewer sizes is a table's row, not a picture
+MAX_SIZE_DISTANCE = 0.125  # sizes further than this part from the middle one would squeeze the others into a line
 
 
 def analyse(rows: Rows[MatmulParameters]) -> Findings:

@@ -47,8 +47,7 @@ from pyperf_suite.workloads.kernel_names import flash_kernel
 MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")
 
-# All query heads share a single key head (multi-query attention).
-MQA = "all"
+MQA = "all"  # all query heads share a single key head (multi-query attention)
 
 # Blocks that our kernel chooses for the case, and all that may be faster in a forward pass of its head_dim.
 CHOSEN, RIVALS = "chosen", "rivals"
@@ -299,8 +298,7 @@ class SweepAxis:
 
 
 HEADS = SweepAxis("heads", "hidden", "hidden {hidden}", 2)
-# A step over head dimensions shows with three.
-HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
+HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)  # a step over head dimensions shows with three
 
 
 def ends(sweep: list[Row[AttentionParameters]]) -> tuple[Row[AttentionParameters], Row[AttentionParameters]]:

@@ -50,13 +50,7 @@ COPIES = ("pageable", "pinned")
 FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
 # The guide's num_workers, with which all else is varied.
 GUIDE_LOADERS = 4
-# More cores than these do not decode for one model.
-MOST_CORES = 32
-
-
-def none_and_two(_device: Device) -> tuple[int, ...]:
-    """No loader, and two where there are two cores."""
-    return (0, min(2, cpu.detect().usable_cores))
+MOST_CORES = 32  # more than these do not decode for one model
 
 
 def up_to_the_cores(_device: Device) -> tuple[int, ...]:
@@ -81,7 +75,9 @@ class InputPipelineAxes(AxisTable):
     those of model and step_us with no loaders as well.
     """
 
-    loaders: tuple[int, ...] = by(none_and_two, standard=up_to_the_cores, full=past_the_cores)
+    loaders: tuple[int, ...] = by(
+        lambda _: (0, min(2, cpu.detect().usable_cores)), standard=up_to_the_cores, full=past_the_cores
+    )
     prefetch: tuple[int, ...] = by((2,), standard=(2, 8), full=(2, 1, 4, 8))
     workers: Annotated[tuple[str, ...], OneOf(KEPT)] = by(KEPT[:1], standard=KEPT)
     copy: Annotated[tuple[str, ...], OneOf(COPIES)] = by(COPIES[:1], cuda=by(COPIES[:1], standard=COPIES))
@@ -201,7 +197,7 @@ def rate_by_loaders(task: Rows[InputPipelineParameters]) -> Figure | None:
 
 
 def iteration(row: Row[InputPipelineParameters]) -> float:
-    """Seconds of one iteration: the mean of as many as were timed at once."""
+    """Mean seconds of one iteration, as several are timed at once."""
     return row.seconds / row.p.iterations
 
 

@@ -54,8 +54,7 @@ KNOWN_MODELS = {
 }
 KNOWN_SEQ = 2048
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
-# Places between the least and the greatest size at which the law is drawn.
-LINE_POINTS = 33
+LINE_POINTS = 33  # places between the least and the greatest size at which the law is drawn
 
 BLOCKS = ("gpt", "llama")
 NONE = Checkpointing()

@@ -56,22 +56,16 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 
-# Up to here every tile count is measured; beyond, only those next to a wave edge.
-EVERY_TILE_COUNT = 16
+EVERY_TILE_COUNT = 16  # up to here every tile count is measured; beyond, only those next to a wave edge
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8
-# Rows of tiles that share their reads in L2.
-MOST_ROWS_ACROSS = 16
+MOST_ROWS_ACROSS = 16  # rows of tiles that share their reads in L2
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
 WIDEST_STEP_SHARE = 8
-# Schedules in the first picture below the one with the most sizes.
-MOST_OTHER_SCHEDULES = 2
-# A sweep of fewer sizes is only a corner of one along the other dimension.
-FEWEST_SIZES = 3
-# A law of two constants is fitted to three times as many sizes.
-FEWEST_LIBRARY_SIZES = 6
-# Elements beyond an edge within which a good size is sought.
-MOST_TO_A_GOOD_SIZE = 4096
+MOST_OTHER_SCHEDULES = 2  # schedules in the first picture below the one with the most sizes
+FEWEST_SIZES = 3  # a sweep of fewer sizes is only a corner of one along the other dimension
+FEWEST_LIBRARY_SIZES = 6  # a law of two constants is fitted to three times as many sizes
+MOST_TO_A_GOOD_SIZE = 4096  # elements beyond an edge within which a good size is sought
 
 
 def gpu_tiles(device: Device) -> tuple[Tile, Tile]:

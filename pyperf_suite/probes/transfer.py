@@ -45,8 +45,7 @@ WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
 NAMES = dict(zip(WAYS, ("memcpy", "torch copy_", "page cache", "O_DIRECT", "host to GPU", "GPU to host"), strict=True))
 MEMORY = ("pinned", "pageable")
 
-# The folder that results go to.
-RESULTS = "results"
+RESULTS = "results"  # the folder that results go to
 
 TRADES_BANDWIDTH = Claim("offloading to NVMe trades bandwidth for memory", TRANSFORMERS, low=WORTH)
 # "Much faster" has no number there; from one and a half times on nobody would call it less.

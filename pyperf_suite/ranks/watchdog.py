@@ -28,8 +28,7 @@ from pyperf_suite.process import system
 from pyperf_suite.ranks.launch import RankEnvironment, launcher_process, rank_environment
 
 _LOOK_S = 0.25
-# After SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower.
-_SLOW_S = 3.0
+_SLOW_S = 3.0  # after SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower
 
 # Held by the thread that says why this process ends, and ends it: before and after the group has formed there is one.
 _ending = threading.Lock()
@@ -245,11 +244,9 @@ def _folder_of_launch(environment: RankEnvironment) -> Path | None:
 BEAT_S = 0.25
 # Heartbeats read this far apart show who lives; long enough for a thread that gets a quarter of a busy core.
 LISTEN_S = 1.0
-# After the sentence is known, so that slower ranks still hear this one live and read the sentence too.
-GRACE_S = 1.0
+GRACE_S = 1.0  # after the sentence is known, so that slower ranks still hear this one live and read the sentence too
 
-# A thread that beats so late was stopped, or had no CPU.
-STANDS_STILL_S = 3.0
+STANDS_STILL_S = 3.0  # a thread that beats so late was stopped, or had no CPU
 
 # Without a word from rank 0 for so long, nothing more will come; a starved rank is heard from sooner.
 FIRST_SILENT_S = 20.0

@@ -183,16 +183,14 @@ Trial = tuple[PlannedCase, int]
 Progress = Callable[[int, int, str, Callable[[], float]], None]
 """Called with the trials done, all trials, what the last one gave, and what estimates the seconds still to go."""
 
-# How often a run without a terminal says how far it is.
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 10.0  # how often a run without a terminal says how far it is
 
 # A worker imports torch where a case needs it, on an H200 with CUDA in 7 to 8 s; torchrun starts a group of ranks, and
 # they find each other.
 START_S = {"cpu": 0.7, "cuda": 7.0}
 IMPORT_OF_TORCH_S = 2.0
 START_OF_A_GROUP_S = 4.0
-# Time after the last trial: the sentinel, in a process that is there, then pictures and files.
-END_S = 1.2
+END_S = 1.2  # time after the last trial: the sentinel, in a process that is there, then pictures and files
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
 
@@ -212,8 +210,7 @@ SHARE_OF_CAPS, USERS_SHARE_OF_CAPS = 0.9, 0.6
 # half of the time.
 BUSY_SLOWDOWN, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 
-# A workload's own check, and the model that it makes, however small.
-AROUND_A_WORKLOAD_S = 0.4
+AROUND_A_WORKLOAD_S = 0.4  # a workload's own check, and the model that it makes, however small
 
 # Seconds of computing that show how busy the cores are, and how often.
 LOOKED_FOR_S, LOOKS = 0.01, 5

@@ -51,8 +51,7 @@ SENTINEL_EFFORT = Effort(
     SteadyRule(time_cap_s=0.1), StopRule(relative_half_width=0.01, time_cap_s=0.15, quantile=UNDISTURBED)
 )
 
-# Cases that a sentence names.
-MOST_NAMED = 3
+MOST_NAMED = 3  # cases that a sentence names
 # Time that a run with a budget keeps for its end: the last sentinel in a fresh process, the findings and pictures.
 CLOSING_S = 10.0
 
@@ -63,11 +62,9 @@ GROUP_S, GROUP_CASES = 15.0, 64
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
 GPU_CACHE_BYTES = 128 * 2**20
 
-# Part of a case's time that is left after the first of two visits.
-VISIT_SHARE = 0.5
+VISIT_SHARE = 0.5  # part of a case's time that is left after the first of two visits
 
-# Copies of a case's operands, at least: those that are launched on, and a reference in float64.
-COPIES = 3
+COPIES = 3  # copies of a case's operands, at least: those that are launched on, and a reference in float64
 
 
 def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | None:
@@ -95,8 +92,7 @@ class Session:
     # The workers that measure; the first process of the last one, which has done nothing yet, measures the last
     # sentinel.
     workers: Sequence[Workers]
-    # Seconds from `open` on that the run may take, its end included.
-    budget_s: float = math.inf
+    budget_s: float = math.inf  # seconds from `open` on that the run may take, its end included
     # Trials that the budget left out.
     left_out: set[Trial] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic

@@ -35,8 +35,7 @@ RESULT = "the result"
 # Enough for dozens of slices, of which the best counts, and what a look takes that only adds to earlier ones.
 MEASURED_S = 0.01
 AGAIN_S = 0.002
-# Clocks and rates nearer to each other than this are taken for the same.
-SAME_CLOCK_SHARE = 0.95
+SAME_CLOCK_SHARE = 0.95  # clocks and rates nearer to each other than this are taken for the same
 
 
 def native_extension() -> ModuleType:

@@ -38,8 +38,7 @@ Result = TypeVar("Result")
 # Longer than any deadline of ours: the watchdog, which knows who is missing, is to speak first.
 TORCH_PATIENCE_S = 3600.0
 
-# With more on a core gloo measures the scheduler, and starting them takes minutes.
-RANKS_A_CORE = 8
+RANKS_A_CORE = 8  # with more on a core gloo measures the scheduler, and starting them takes minutes
 
 # NCCL reads once, when it is loaded, whether it copies between GPUs directly: ranks must be started for it.
 WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}

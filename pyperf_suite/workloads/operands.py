@@ -22,22 +22,19 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.backends import CudaDevice
 
-# No sum of products of int8 is the least int32 unless it overflowed.
-NEVER_A_SUM = -(1 << 31)
+NEVER_A_SUM = -(1 << 31)  # no sum of products of int8 is the least int32 unless it overflowed
 
 CACHE_LINE_BYTES = 64
 
 Array = NDArray[Any]
 
-# Four deviations then reach the ends of the range, where what lies beyond is cut off.
-INT8_DEVIATION = 32
+INT8_DEVIATION = 32  # four deviations then reach the ends of the range, where what lies beyond is cut off
 
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
 _WORD_BITS = 64
 
-# Indices looked up at a time: they and what they find stay in a core's cache.
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # indices looked up at a time: they and what they find stay in a core's cache
 
 _THREADS = 256
 _MOST_BLOCKS = 1 << 16

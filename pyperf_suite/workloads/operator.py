@@ -63,22 +63,18 @@ from pyperf_suite.workloads.workload import (
 # comes round again (DESIGN: 2-3 x L2).
 CACHE_TURNOVER = 3
 
-# Sets at most: preparing more, of operands that small, takes longer than measuring with them.
-MOST_SETS = 1024
+MOST_SETS = 1024  # sets at most: preparing more, of operands that small, takes longer than measuring with them
 
-# Operand sets may not crowd out the reference, which needs room of its own.
-MEMORY_SHARE = 0.25
+MEMORY_SHARE = 0.25  # operand sets may not crowd out the reference, which needs room of its own
 
 # FLOPs up to which the host also judges a case that is verified on a GPU, a tenth of a second, and the part of the
 # other cases that it judges.
 HOST_FLOP = 2e9
 HOST_JUDGES_ONE_OF = 16
 
-# The verdict on the values of all arrays by name.
-Check = Callable[[Mapping[str, Any], Keep], Verification]
+Check = Callable[[Mapping[str, Any], Keep], Verification]  # the verdict on the values of all arrays by name
 
-# Kernel of launches that have to run before it is known.
-NOT_KNOWN = Kernel("", "")
+NOT_KNOWN = Kernel("", "")  # kernel of launches that have to run before it is known
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,13 @@ from pyperf_suite.workloads.workload import Checked, together
 # Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
 _WINDOW = 33
 
-# Random roundings of a step, from which follows how far honest rounding moves each element.
-DRAWS = 5
+DRAWS = 5  # random roundings of a step, from which follows how far honest rounding moves each element
 
-# How many factors an operation takes in a row at most.
-_POOL = 1 << 20
+_POOL = 1 << 20  # how many factors an operation takes in a row at most
 
 # A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).
 _SUMMED = 4.0
-# With TF32 tensor cores read float32 operands with 11 bits.
-_TF32_OPERAND = 2.0**-11
+_TF32_OPERAND = 2.0**-11  # with TF32 tensor cores read float32 operands with 11 bits
 
 # Limits of honest errors (see `judged`): the root mean square in scales, and single errors in root mean squares.
 _MIN_RMS_SCALES, _MAX_RMS_SCALES = 0.5, 3.0

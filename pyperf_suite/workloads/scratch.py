@@ -27,14 +27,11 @@ import numpy as np
 from pyperf_suite import files
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 
-# A worker's own folder, for files that nobody needs once it is gone.
-VARIABLE = "PYPERF_SCRATCH"
+VARIABLE = "PYPERF_SCRATCH"  # a worker's own folder, for files that nobody needs once it is gone
 
-# The folder of one run, where its workers find what one of them computed.
-SHARED_VARIABLE = "PYPERF_SHARED"
+SHARED_VARIABLE = "PYPERF_SHARED"  # the folder of one run, where its workers find what one of them computed
 
-# Part of the free memory and disk that shared arrays may take, as the disk is read through memory.
-SHARED_PART = 1 / 8
+SHARED_PART = 1 / 8  # part of the free memory and disk that shared arrays may take, as the disk is read through memory
 
 _ALIGNMENT = 64
 

@@ -123,12 +123,10 @@ class Prepared(ABC):
     sets: int = 1
     unchecked: str = ""
     sees_more: bool = False
-    # Facts for the record on how samples were taken, if not as usual.
-    sampling: Mapping[str, Any] = {}
+    sampling: Mapping[str, Any] = {}  # facts for the record on how samples were taken, if not as usual
     # Parts of the machine's state that differ for this case: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
-    # Checks of launches' results, where they differ from the usual (measure/checks.py).
-    checks: Any = None
+    checks: Any = None  # checks of launches' results, where they differ from the usual (measure/checks.py)
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -218,10 +216,8 @@ BUILD_ON_EACH_OTHER = "Each iteration starts from what the last one left."
 class Transfers(Prepared):
     """A rank's part of a case that several processes work on together; all of them call each method in one order."""
 
-    # How many times an iteration runs what is timed, and its times are of one.
-    calls: int = 1
-    # Within which all that was begun must be over.
-    deadline_s: float = 120.0
+    calls: int = 1  # how many times an iteration runs what is timed, and its times are of one
+    deadline_s: float = 120.0  # within which all that was begun must be over
 
     @abstractmethod
     def time(self, iterations: int, deadline_s: float) -> RankTimes:

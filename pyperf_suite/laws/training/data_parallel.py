@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs.
-BACKWARD_SHARE = 2 / 3
+BACKWARD_SHARE = 2 / 3  # Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
 # How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.

@@ -48,8 +48,7 @@ def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
     return np.maximum(0.0, np.asarray(sent_s) - during_s)
 
 
-# Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
-BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES = 25 * 2**20  # gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB
 # Bytes of an element of parameters, gradients and activations, and of a token's loss.
 ELEMENT_BYTES, LOSS_BYTES = 2, 4
 
@@ -72,8 +71,7 @@ class StepTransfer:
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
 
-# Collectives that one rank takes part in during a step, for one kind of parallelism.
-Traffic = tuple[StepTransfer, ...]
+Traffic = tuple[StepTransfer, ...]  # collectives that one rank takes part in during a step, for one kind of parallelism
 
 
 def data_parallel(stage: int, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:

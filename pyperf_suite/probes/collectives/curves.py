@@ -29,10 +29,8 @@ from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
 VARIANTS = ("in place", "registered", "symmetric", "no peer-to-peer")
-# With fewer sizes a law would only repeat them.
-FEWEST_SIZES = 3
-# From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
-SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
+FEWEST_SIZES = 3  # with fewer sizes a law would only repeat them
+SWITCH_REDUCES = ("NVLink 4", "NVLink 5")  # from this NVLink on, the switch between GPUs can reduce by itself (NVLS)
 
 
 @dataclass(frozen=True)
@@ -229,8 +227,7 @@ BETWEEN_NODES = (
 )
 FEWEST_NODES = 4
 
-# Up to here the time of a message is mostly its start: what a layer above adds shows.
-SMALL_BYTES = 64 * 2**10
+SMALL_BYTES = 64 * 2**10  # up to here the time of a message is mostly its start: what a layer above adds shows
 
 # Panels of one row are still readable side by side.
 MOST_IN_A_ROW = 3

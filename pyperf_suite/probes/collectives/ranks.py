@@ -205,8 +205,7 @@ def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
 
 # A drift or a change is reported where chance would do it in fewer soaks than this, of all cases together.
 SOAK_CHANCE = 0.01
-# Colours that can be distinguished in one picture.
-MOST_SHOWN = 6
+MOST_SHOWN = 6  # colours that can be distinguished in one picture
 
 
 @dataclass(frozen=True)

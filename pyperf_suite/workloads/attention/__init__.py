@@ -119,8 +119,7 @@ class AttentionParameters:
             )
 
 
-# Q, K and V to O.
-Attend = Callable[[Any, Any, Any], Any]
+Attend = Callable[[Any, Any, Any], Any]  # Q, K and V to O
 
 # Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
 SCORES_SHARE = 0.9

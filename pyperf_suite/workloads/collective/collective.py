@@ -28,14 +28,12 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
-# Types of gloo.
-DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")  # types of gloo
 
 # Functions' names in older versions of torch.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
-# torch's names of reductions.
-REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
+REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}  # torch's names of reductions
 
 # Elements that are compared at once on a GPU, where each step costs a launch, and on the host.
 CHUNK, HOST_CHUNK = 1 << 24, 1 << 20

@@ -280,8 +280,7 @@ class DataParallel(OnRanks[DataParallelParameters]):
 # Timed runs. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
 MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
-# Bytes of an element of the float64 copies by which products and means are compared.
-WIDE_BYTES = 8
+WIDE_BYTES = 8  # bytes of an element of the float64 copies by which products and means are compared
 
 # The background operation runs MARGIN times as long as the timed one, which may get slower and must not outlast it.
 MARGIN = 1.5

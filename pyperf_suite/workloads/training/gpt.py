@@ -45,8 +45,7 @@ KEPT_BY_SELECTIVE = frozenset(
     }
 )
 
-# By the names that shapes have for them.
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}  # by the names that shapes have for them
 
 
 class AttentionLayer(nn.Module):

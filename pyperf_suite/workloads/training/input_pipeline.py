@@ -46,8 +46,7 @@ MODELS = ("device", "host")
 # Files are written first, and a case has minutes for all it does.
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
-# The last ones are reported; a standard trial has far fewer.
-MOST_REPORTED = 4096
+MOST_REPORTED = 4096  # the last ones are reported; a standard trial has far fewer
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
 PRODUCT = {"cpu": 128, "cuda": 2048}

@@ -46,8 +46,7 @@ from pyperf_suite.workloads.workload import (
 # A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
 # on the same device that gradients are compared with.
 FLOAT64_FLOP = 10_000_000_000
-# The optimizer's state is made by the first one, and the allocator has what it keeps after the second.
-STEPS_SHOWN = 3
+STEPS_SHOWN = 3  # the optimizer's state is made by the first one, and the allocator has what it keeps after the second
 # Within which a process of its own has to answer, so that it is ended before the worker that waits for it.
 PART_OF_DEADLINE = 0.9
 

@@ -38,26 +38,20 @@ from pyperf_suite.workloads.workload import (
 
 Bytes = NDArray[np.uint8]
 
-# The kernel backs memory of this size with large pages on request, as NumPy does.
-WORTH_LARGE_PAGES = 1 << 22
+WORTH_LARGE_PAGES = 1 << 22  # the kernel backs memory of this size with large pages on request, as NumPy does
 
-# More slots would prove nothing more, and take longer to make than to copy.
-MOST_SLOTS = 4096
+MOST_SLOTS = 4096  # more slots would prove nothing more, and take longer to make than to copy
 
-# Default folder of runs (runner/results.py, which stands above this layer).
-RESULTS = Path("bench_results")
+RESULTS = Path("bench_results")  # default folder of runs (runner/results.py, which stands above this layer)
 
-# A read takes the next piece of a file of this size, or of its own where it is larger.
-FILE_BYTES = 32 << 20
+FILE_BYTES = 32 << 20  # a read takes the next piece of a file of this size, or of its own where it is larger
 
-# Disks read whole blocks: none in use has larger ones.
-BLOCK_BYTES = 4096
+BLOCK_BYTES = 4096  # Disks read whole blocks: none in use has larger ones
 
 # Pieces that are read and compared, spread over the file: all of them would take longer than the measurement.
 MOST_CHECKED = 32
 
-# Here a file is memory, and no disk is read whatever flag it is opened with.
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")  # here a file is memory, and no disk is read whatever flag it is opened with
 
 
 @dataclass(frozen=True)
