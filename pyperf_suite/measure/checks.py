@@ -17,12 +17,10 @@ from typing import Any, Protocol
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 
 CONFIDENCE = 0.95
-
 CHECKING_SHARE = 0.05  # share of the time since timing began that checks may take
 
 # Launches between two stops at least, on average: of few sets all would follow a stop otherwise, and none be as usual.
 LEAST_BETWEEN_STOPS = 8
-
 LAST_CHECKS_S = 0.02  # seconds for checks after the last block: short launches would hardly be checked otherwise
 
 

@@ -178,9 +178,7 @@ MIN_SLICES_AT_ONE_CLOCK = 3
 MIN_SLICES_AT_BEST = 4
 """From this number of slices at the cores' best on, slices of slow cores are left out of the figure."""
 
-RESOLUTION_SHARE = 0.01
-"""A sample is long enough when the stopwatch's resolution is at most this share of it."""
-
+RESOLUTION_SHARE = 0.01  # a sample is long enough when the stopwatch's resolution is at most this share of it
 _BATCH_GROWTH = 10
 _LONGEST_BATCH = 100_000
 _LONGEST_HISTORY = 100_000
@@ -406,7 +404,6 @@ class OwnTime:
 
 
 REPEATED_SHARE = 0.5  # time for repeated slices in the place of disturbed ones, as a share of the case's time cap
-
 WAKE_S = 2e-3  # after others had a turn, launches go uncounted for so long: threads wake, code and clocks come back
 
 

@@ -139,7 +139,6 @@ class DeviceStopwatch(Protocol):
 HEAD_S, LONG_S = 1e-3, 2e-3
 
 QUEUED_IN_S = 50e-6  # longer than a host takes to queue a kernel
-
 EMPTY_SAMPLES = 101
 
 

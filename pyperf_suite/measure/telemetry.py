@@ -92,7 +92,6 @@ BEST_QUANTILE, FEWEST_BEST_LOOPS = 0.05, 20
 # After wide vectors a core has a lower clock for up to so long (Intel 64 and IA-32 Architectures Optimization Reference
 # Manual, section on Intel AVX-512 licences), which is the kernel's doing and not a slow core.
 RECOVERY_S = 2e-3
-
 MOST_WAITED = 0.02  # a slice is disturbed if its thread waited for a core during more than this share of it
 
 # Drift between runs equals drift between windows of STRETCH_S seconds; of a window with fewer loops it is unknown.

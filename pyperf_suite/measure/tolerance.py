@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
-"""Or a torch tensor, on any device, of any element type that torch converts."""
-
+Array = NDArray[Any]  # or a torch tensor, on any device, of any element type that torch converts
 Keep = Callable[[str, Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
 """`keep(name, compute)` is what `compute()` returned here, or under the same name in another process."""
 
@@ -111,9 +109,7 @@ TABLE: dict[str, Precision] = {
 """The 14 bits: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2."""
 
 _SAFETY = 4.0
-
-_REFERENCE = 2.0**-50
-"""Relative norm by which the float64 reference may itself be off: no limit can be tighter."""
+_REFERENCE = 2.0**-50  # relative norm by which the float64 reference may itself be off: no limit can be tighter
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from pyperf_suite.measure.tolerance import (
 
 Float64 = NDArray[np.float64]
 
-FLOP_BUDGET = 2e10
-"""FLOPs of a product (2·M·N·K) up to which it is checked in full: half a second on two cores."""
+FLOP_BUDGET = 2e10  # FLOPs of a product (2·M·N·K) up to which it is checked in full: half a second on two cores
 
 # Elements of a float64 block: near the cache of a core, and enough work for a whole GPU.
 _HOST_ELEMENTS = 1 << 22

@@ -45,9 +45,7 @@ _LIKE_A_NARROWER_TYPE = 0.05
 _NARROW_UNITS, _WIDE_UNITS = 2.0, 16.0
 
 _UNUSUAL_SLACK = 4.0  # how much more an element may be off by on unusual inputs
-
 _WORST_OF_MANY = 4.0  # least likely of many elements, as a multiple of the usual error
-
 _FEWEST_WHOLE = 16  # fewest whole numbers of which some may be off by one
 
 # Elements that are compared at a time, so that temporary arrays stay in the cache: 3 to 5 times as fast as 1 << 22.

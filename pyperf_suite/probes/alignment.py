@@ -44,7 +44,6 @@ from pyperf_suite.workloads.operands import element_type
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
 TOP_CLASS = 128
-
 OFF_BY_ONE_MULTIPLE = 64  # tokens of a batch come in multiples of this; one more or less is off by one
 
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.

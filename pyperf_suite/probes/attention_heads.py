@@ -46,7 +46,6 @@ from pyperf_suite.workloads.kernel_names import flash_kernel
 
 MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")
-
 MQA = "all"  # all query heads share a single key head (multi-query attention)
 
 # Blocks that our kernel chooses for the case, and all that may be faster in a forward pass of its head_dim.
@@ -60,7 +59,6 @@ EXTRA_IMPLEMENTATIONS = ("sdpa_math", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
-
 HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)  # that models have
 
 Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]

@@ -30,7 +30,6 @@ from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)
-
 CONTEXT_BYTES = 1 << 30  # memory of a GPU that the CUDA context and the libraries take before anything is placed there
 
 TRAINS = (

@@ -55,7 +55,6 @@ KNOWN_MODELS = {
 KNOWN_SEQ = 2048
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
 LINE_POINTS = 33  # places between the least and the greatest size at which the law is drawn
-
 BLOCKS = ("gpt", "llama")
 NONE = Checkpointing()
 POLICIES = tuple(map(Checkpointing.parse, ("none", "every:1", "every:2", "selective")))

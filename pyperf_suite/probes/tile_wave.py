@@ -55,7 +55,6 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
-
 EVERY_TILE_COUNT = 16  # up to here every tile count is measured; beyond, only those next to a wave edge
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8

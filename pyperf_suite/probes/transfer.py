@@ -44,9 +44,7 @@ IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
 NAMES = dict(zip(WAYS, ("memcpy", "torch copy_", "page cache", "O_DIRECT", "host to GPU", "GPU to host"), strict=True))
 MEMORY = ("pinned", "pageable")
-
 RESULTS = "results"  # the folder that results go to
-
 TRADES_BANDWIDTH = Claim("offloading to NVMe trades bandwidth for memory", TRANSFORMERS, low=WORTH)
 # "Much faster" has no number there; from one and a half times on nobody would call it less.
 PINNED_IS_FASTER = Claim("pinned memory typically leads to much faster transfers", TRANSFORMERS, low=1.5)

@@ -29,9 +29,7 @@ EXCHANGES = 50
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 JOIN_S = 60.0
-
 LATER_S = 1.0  # others learn at the latest this long after rank 0 what it found at its own deadline
-
 LONGEST_WAIT_S = 600.0  # one wait of the store; waits without a deadline repeat it
 
 

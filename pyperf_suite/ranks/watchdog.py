@@ -245,7 +245,6 @@ BEAT_S = 0.25
 # Heartbeats read this far apart show who lives; long enough for a thread that gets a quarter of a busy core.
 LISTEN_S = 1.0
 GRACE_S = 1.0  # after the sentence is known, so that slower ranks still hear this one live and read the sentence too
-
 STANDS_STILL_S = 3.0  # a thread that beats so late was stopped, or had no CPU
 
 # Without a word from rank 0 for so long, nothing more will come; a starved rank is heard from sooner.

@@ -48,7 +48,6 @@ from pyperf_suite.workloads.workload import (
 )
 
 END_OF_TURN = "end of turn"  # in the place of a block's iterations: the case is left until its next turn
-
 RANKS_KEPT_WHOLE = 16  # samples of up to this number of ranks are kept one by one; of more, each rank's quantiles
 
 Answer = TypeVar("Answer")

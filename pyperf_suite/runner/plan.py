@@ -177,9 +177,7 @@ def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]
     return ordered
 
 
-Trial = tuple[PlannedCase, int]
-"""A trial: a case and the number of the process that measures it."""
-
+Trial = tuple[PlannedCase, int]  # a trial: a case and the number of the process that measures it
 Progress = Callable[[int, int, str, Callable[[], float]], None]
 """Called with the trials done, all trials, what the last one gave, and what estimates the seconds still to go."""
 

@@ -61,9 +61,7 @@ GROUP_S, GROUP_CASES = 15.0, 64
 
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
 GPU_CACHE_BYTES = 128 * 2**20
-
 VISIT_SHARE = 0.5  # part of a case's time that is left after the first of two visits
-
 COPIES = 3  # copies of a case's operands, at least: those that are launched on, and a reference in float64
 
 

@@ -37,7 +37,6 @@ Result = TypeVar("Result")
 
 # Longer than any deadline of ours: the watchdog, which knows who is missing, is to speak first.
 TORCH_PATIENCE_S = 3600.0
-
 RANKS_A_CORE = 8  # with more on a core gloo measures the scheduler, and starting them takes minutes
 
 # NCCL reads once, when it is loaded, whether it copies between GPUs directly: ranks must be started for it.

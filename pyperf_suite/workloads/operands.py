@@ -23,19 +23,15 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.backends import CudaDevice
 
 NEVER_A_SUM = -(1 << 31)  # no sum of products of int8 is the least int32 unless it overflowed
-
 CACHE_LINE_BYTES = 64
 
 Array = NDArray[Any]
 
 INT8_DEVIATION = 32  # four deviations then reach the ends of the range, where what lies beyond is cut off
-
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
 _WORD_BITS = 64
-
 _BLOCK = 1 << 16  # indices looked up at a time: they and what they find stay in a core's cache
-
 _THREADS = 256
 _MOST_BLOCKS = 1 << 16
 

@@ -62,9 +62,7 @@ from pyperf_suite.workloads.workload import (
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
 CACHE_TURNOVER = 3
-
 MOST_SETS = 1024  # sets at most: preparing more, of operands that small, takes longer than measuring with them
-
 MEMORY_SHARE = 0.25  # operand sets may not crowd out the reference, which needs room of its own
 
 # FLOPs up to which the host also judges a case that is verified on a GPU, a tenth of a second, and the part of the

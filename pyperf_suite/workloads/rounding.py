@@ -26,9 +26,7 @@ from pyperf_suite.workloads.workload import Checked, together
 
 # Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
 _WINDOW = 33
-
 DRAWS = 5  # random roundings of a step, from which follows how far honest rounding moves each element
-
 _POOL = 1 << 20  # how many factors an operation takes in a row at most
 
 # A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).

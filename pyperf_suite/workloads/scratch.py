@@ -28,11 +28,8 @@ from pyperf_suite import files
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 
 VARIABLE = "PYPERF_SCRATCH"  # a worker's own folder, for files that nobody needs once it is gone
-
 SHARED_VARIABLE = "PYPERF_SHARED"  # the folder of one run, where its workers find what one of them computed
-
 SHARED_PART = 1 / 8  # part of the free memory and disk that shared arrays may take, as the disk is read through memory
-
 _ALIGNMENT = 64
 
 MAGIC = b"pyperf_suite kernel 2\n"

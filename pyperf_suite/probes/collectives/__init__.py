@@ -90,7 +90,6 @@ OPERATION_NAMES = (*MORE, "broadcast", "reduce", "gather", "scatter")
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
 LARGEST_BYTES = 8 * 2**30
-
 DEFAULT = "default"  # NCCL's own settings
 # Up to this number of ranks, pairs are measured one at a time within a minute; of more ranks, as many at once as fit.
 RANKS_PAIRED_ONE_BY_ONE = 8

@@ -226,7 +226,6 @@ BETWEEN_NODES = (
     Claim("networks between nodes carry 5 to 1600 Gbps", PLAYBOOK, 5 * GBPS, 1600 * GBPS),
 )
 FEWEST_NODES = 4
-
 SMALL_BYTES = 64 * 2**10  # up to here the time of a message is mostly its start: what a layer above adds shows
 
 # Panels of one row are still readable side by side.

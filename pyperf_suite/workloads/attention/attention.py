@@ -60,7 +60,6 @@ from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 # Target that parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
-
 SINGLE_BYTES = 4  # bytes of an element of the softmax between two products
 
 

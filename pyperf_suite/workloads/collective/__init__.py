@@ -45,7 +45,6 @@ LARGEST_EXACT = {
 
 # Elements after which values repeat: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
 PERIOD = 65_521
-
 POISON_BYTE = 0xFF  # NaN in every floating-point type and -1 in the integers; no correct output is either
 
 

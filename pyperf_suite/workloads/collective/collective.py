@@ -32,7 +32,6 @@ DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")  # types of gloo
 
 # Functions' names in older versions of torch.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-
 REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}  # torch's names of reductions
 
 # Elements that are compared at once on a GPU, where each step costs a launch, and on the host.

@@ -43,9 +43,7 @@ FUNCTIONS = {
     "scatter": "ncclScatter",
 }
 NCCL_PATIENCE_S = 10.0  # longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first
-
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
-
 RANKS_PER_ID = 128  # ranks of one id: meeting takes time in proportion to them, and this is torch's own share of one
 
 # Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.

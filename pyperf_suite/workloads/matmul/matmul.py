@@ -51,8 +51,7 @@ USUAL_STAGES = (4, 3, 2)
 # The kernels' names of element types; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
 
-Addresses = tuple[int, int, int]
-"""Addresses of A, B and C in the device's memory."""
+Addresses = tuple[int, int, int]  # addresses of A, B and C in the device's memory
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
