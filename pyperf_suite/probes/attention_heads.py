@@ -188,13 +188,6 @@ def _share(total: int, parts: int, refusal: str) -> int:
     return total // parts
 
 
-def group(case: Case) -> str:
-    """One table an implementation and pass."""
-    p = case.parameters
-    phase = "backward" if p.backward else "decode" if p.seq_q == 1 else "forward"
-    return f"attention_heads {case.implementation} {phase}"
-
-
 # Our own kernels, which take the requested blocks.
 FORWARD_ONLY = (HOPPER, *map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OUR_KERNELS = (*FORWARD_ONLY, "triton")
@@ -515,13 +508,13 @@ def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     if not tile or len(tile) < 2:
         return None
     rows_first = products[-1].get("family") == "nvjet" and str(products[-1].get("name", "")).endswith("N")
-    m, n = tile[:2] if rows_first else tile[1::-1]
-    return Tile(m, n, 1)
+    return Tile(*(tile[:2] if rows_first else tile[1::-1]), 1)
 
 
-def filled(row: Row[AttentionParameters], tile: Tile) -> float:
+def filled(row: Row[AttentionParameters]) -> float | None:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
-    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile))
+    tile = tile_of_values(row)
+    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile)) if tile else None
 
 
 def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> Iterator[Figure]:
@@ -610,7 +603,7 @@ TABLES = (
             PASS,
             Column("softmax and mask", softmax_share, "%", 2),
             Column("tile of P·V", lambda row: (tile := tile_of_values(row)) and f"{tile.m}x{tile.n}", priority=0),
-            Column("tile filled", lambda row: (tile := tile_of_values(row)) and filled(row, tile), "%", 0),
+            Column("tile filled", filled, "%", 0),
         ),
         where=lambda row: row.implementation == "two_gemm",
     ),
@@ -630,5 +623,8 @@ PROBE = Probe(
     ),
     tables=TABLES,
     analyse=analyse,
-    group=group,
+    group=lambda case: (
+        f"attention_heads {case.implementation} "
+        + ("backward" if case.parameters.backward else "decode" if case.parameters.seq_q == 1 else "forward")
+    ),
 )

@@ -83,12 +83,6 @@ def rows_of_tiles(device: Device) -> tuple[int, ...]:
     return (max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if count % rows == 0),)
 
 
-def all_and_fewer(device: Device) -> tuple[int, ...]:
-    """All multiprocessors, and fewer, as if a collective held the others."""
-    (count,) = multiprocessors(device)
-    return (count, max(1, count - 16))
-
-
 CPU_TILES = (Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256))
 
 
@@ -102,7 +96,11 @@ class TileWaveAxes(ProductAxes):
     library are measured at `inside` sizes within each wave as well, which make a staircase; the others next to edges.
     """
 
-    workers: Workers = by(all_cores, cuda=by(multiprocessors, full=all_and_fewer))
+    workers: Workers = by(
+        all_cores,
+        # As if a collective held some multiprocessors.
+        cuda=by(multiprocessors, full=lambda gpu: (*multiprocessors(gpu), max(1, multiprocessors(gpu)[0] - 16))),
+    )
     implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_and_triton))
     dtype: Dtypes = by(("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16")))
     tile: tuple[Tile, ...] = by(
@@ -170,11 +168,6 @@ def settings_of(rows: Rows[MatmulParameters]) -> list[Rows[MatmulParameters]]:
     own = (row for row in rows if row.p.tile is not None)
     similar = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.p.schedule.workers))
     return [Rows(group) for group in similar.values()]
-
-
-def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
-    """The sweeps along both directions; a corner belongs to both."""
-    return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
 
 
 @dataclass(frozen=True)
@@ -253,7 +246,8 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
     sweeps: list[Sweep] = []
     parts: list[Remark | Figure | None] = []
     for setting in settings_of(rows):
-        own, law = sweeps_of(setting), fit(setting)
+        own = [*sweeps_along("m", setting, FEWEST_SIZES), *sweeps_along("n", setting, FEWEST_SIZES)]
+        law = fit(setting)
         sweeps += own
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
         # The library's staircase first: it is what users run.
