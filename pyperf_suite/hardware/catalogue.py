@@ -5,7 +5,9 @@ The values are in gpus.toml in this folder. This module gives them units and fin
 
 from __future__ import annotations
 
+import difflib
 import functools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +109,10 @@ def find_gpu(name: str) -> GpuSpec:
     """
     found = _by_key().get(_key(name))
     if found is None:
-        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {_offer(name[:80])}")
+        near = difflib.get_close_matches(_key(name[:80]), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
+        offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
+        choice = f"did you mean {' or '.join(offered)}?" if offered else f"it has {', '.join(map(str, all_gpus()))}."
+        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {choice}")
     return found
 
 
@@ -139,11 +144,8 @@ def capability(written: str | Sequence[int]) -> tuple[int, int]:
 
 def architecture(written: str | Sequence[int]) -> Architecture:
     """The architecture of a compute capability or target; of one that is not listed, the newest listed before it."""
-    return max((each for each in architectures() if each.compute_capability <= capability(written)), key=_age)
-
-
-def _age(architecture: Architecture) -> tuple[int, int]:
-    return architecture.compute_capability
+    listed = (each for each in architectures() if each.compute_capability <= capability(written))
+    return max(listed, key=operator.attrgetter("compute_capability"))
 
 
 @functools.cache
@@ -157,7 +159,7 @@ def architectures() -> tuple[Architecture, ...]:
             if name in values:
                 values[field] = values.pop(name) * unit
         sheets.append(Architecture(**values))
-    return tuple(sorted(sheets, key=_age))
+    return tuple(sorted(sheets, key=operator.attrgetter("compute_capability")))
 
 
 @functools.cache
@@ -214,13 +216,3 @@ def _model_word(gpu: GpuSpec) -> str | None:
 
 def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
-
-
-def _offer(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
-    offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
-    if offered:
-        return f"did you mean {' or '.join(offered)}?"
-    return f"it has {', '.join(gpu.name for gpu in all_gpus())}."

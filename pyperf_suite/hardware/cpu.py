@@ -244,7 +244,17 @@ def _usable_cores(logical: int, affinity: int | None, quota_cores: float | None)
 
 
 def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
-    instances = _instances(files)
+    """The fields of `Cpu` about caches, from the best source that this machine has; of two kinds, the larger's size."""
+    # Per level, the size in bytes of each data cache, by the set of CPUs that share it.
+    instances: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
+    for folder in files.matching("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
+        level = files.integer(f"{folder}/level")
+        size = parse_bytes(files.text(f"{folder}/size"))
+        shared = parse_cpu_list(files.text(f"{folder}/shared_cpu_list"))
+        if level is not None and size and files.text(f"{folder}/type") in ("Data", "Unified"):
+            # Without a list of sharers, a cache counts as the CPU's own.
+            own = frozenset({int(folder.split("/cpu/cpu")[1].split("/")[0])})
+            instances[level][shared or own] = size
     sizes = {level: max(found.values()) for level, found in instances.items()}
     totals = {level: sum(found.values()) for level, found in instances.items()}
     assumed = False
@@ -261,20 +271,6 @@ def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
         "l3_total_bytes": totals.get(3, 0),
         "caches_assumed": assumed,
     }
-
-
-def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
-    """Per level, the size in bytes of each data cache, by the set of CPUs that share it."""
-    instances: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
-    for folder in files.matching("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
-        level = files.integer(f"{folder}/level")
-        size = parse_bytes(files.text(f"{folder}/size"))
-        shared = parse_cpu_list(files.text(f"{folder}/shared_cpu_list"))
-        if level is not None and size and files.text(f"{folder}/type") in ("Data", "Unified"):
-            # Without a list of sharers, a cache counts as the CPU's own.
-            own = frozenset({int(folder.split("/cpu/cpu")[1].split("/")[0])})
-            instances[level][shared or own] = size
-    return dict(instances)
 
 
 def _from_system(level: int) -> int | None:

@@ -52,14 +52,11 @@ def identity(device: Device) -> Identity:
         Unavailable: the CUDA driver refuses to describe its devices.
     """
     if device.kind == "cpu":
-        return cpu_identity(cpu.detect())
+        processor = cpu.detect()
+        # Those cores that this process may use, for the waves of a product run on them.
+        fields = {"model": processor.model, "cores": processor.usable_cores}
+        return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
     return gpu_identity(gpus(), device.index, nvml())
-
-
-def cpu_identity(processor: cpu.Cpu) -> Identity:
-    """Model and cores: those cores that this process may use, for the waves of a product run on them."""
-    fields = {"model": processor.model, "cores": processor.usable_cores}
-    return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
 
 
 def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) -> Identity:

@@ -46,11 +46,15 @@ def resident_peak_bytes() -> int:
 
 def cpu_quota_cores(files: KernelFiles) -> float | None:
     """How many cores' time the narrowest quota grants per second of wall time; None where there is none."""
-    quotas = [
-        int(quota) / int(period)
-        for quota, period in _quotas(files)
-        if quota is not None and period is not None and quota > 0 and period > 0
-    ]
+    quotas = []
+    for folder in _groups(files, "cpu"):
+        # Both in microseconds: version 2 has them in one file.
+        words = [*(files.text(f"{folder}/cpu.max") or "").split(), "", ""]
+        pairs = [
+            (parse_integer(words[0]), parse_integer(words[1])),
+            (files.integer(f"{folder}/cpu.cfs_quota_us"), files.integer(f"{folder}/cpu.cfs_period_us")),
+        ]
+        quotas += [quota / period for quota, period in pairs if quota and period and quota > 0 and period > 0]
     return min(quotas, default=None)
 
 
@@ -94,15 +98,6 @@ def memory_available_bytes(files: KernelFiles) -> int | None:
             reclaimable = re.search(rf"^{name}inactive_file\s+(\d+)$", statistics, re.MULTILINE)
             left.append(max(0, limit - max(0, used - int(reclaimable[1] if reclaimable else 0))))
     return min(left, default=None)
-
-
-def _quotas(files: KernelFiles) -> Iterator[tuple[int | None, int | None]]:
-    """Quota and period, in microseconds, of each group above this process."""
-    for folder in _groups(files, "cpu"):
-        words = (files.text(f"{folder}/cpu.max") or "").split()
-        if len(words) == 2:
-            yield parse_integer(words[0]), parse_integer(words[1])
-        yield files.integer(f"{folder}/cpu.cfs_quota_us"), files.integer(f"{folder}/cpu.cfs_period_us")
 
 
 def _groups(files: KernelFiles, controller: str) -> Iterator[str]:

@@ -144,7 +144,12 @@ def parse(text: str) -> LinkGraph:
     for row in (*gpus, *(device for device in devices if device in cells and device not in gpus)):
         if row not in cells:
             raise UserError(f"The topology matrix has no row for {row}: run `{' '.join(COMMAND)}` again, whole.")
-        for column, cell in zip(devices, _row(row, cells[row], devices), strict=True):
+        if len(cells[row]) < len(devices):
+            raise UserError(
+                f"The row of {row} in the topology matrix has {len(cells[row])} cells where {len(devices)} devices are "
+                f"named: it is cut off or mangled, run `{' '.join(COMMAND)}` again."
+            )
+        for column, cell in zip(devices, cells[row], strict=False):
             paths[row, column] = _path(cell, row, column)
             paths.setdefault((column, row), paths[row, column])
     affinity = {gpu: cells[gpu][len(devices) :] for gpu in gpus}
@@ -210,15 +215,6 @@ def _cells(line: str) -> list[str]:
         cells += [""] * ((word.start() - stop) // _TAB) + [word[0]]
         stop = (word.end() // _TAB + 1) * _TAB
     return cells
-
-
-def _row(row: str, cells: list[str], devices: tuple[str, ...]) -> list[str]:
-    if len(cells) < len(devices):
-        raise UserError(
-            f"The row of {row} in the topology matrix has {len(cells)} cells where {len(devices)} devices are named: "
-            f"it is cut off or mangled, run `{' '.join(COMMAND)}` again."
-        )
-    return cells[: len(devices)]
 
 
 def _path(cell: str, row: str, column: str) -> Path:
