@@ -99,13 +99,9 @@ class GpuSpec:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name, as its maker, a driver or a person writes it: "NVIDIA H100 80GB HBM3", "h100 sxm", "H100".
+    """The GPU of that name as its maker, a driver or a person writes it. Raises UserError with the nearest names.
 
-    Case, maker and punctuation do not matter. A name that leaves out form or memory means the one sold most: "A100" is
-    the SXM module with 80 GB.
-
-    Raises:
-        UserError: the catalogue has no such GPU; the nearest names are offered.
+    A name that leaves out form or memory means the one sold most: "A100" is the SXM module with 80 GB.
     """
     found = _by_key().get(_key(name))
     if found is None:
@@ -117,11 +113,7 @@ def find_gpu(name: str) -> GpuSpec:
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """The compute capability of a GPU by its name, also of a variant that the catalogue lacks, as the H200 NVL.
-
-    That of all GPUs which have its model's word in their names, as H200 or 4090; None where there are none, or they
-    differ.
-    """
+    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ."""
     exact = _by_key().get(_key(name))
     if exact is not None:
         return exact.compute_capability
@@ -174,10 +166,7 @@ def _catalogue() -> dict[str, Any]:
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
-    """An entry of gpus.toml in plain units.
-
-    Memory is sold in GB and reported by drivers in GiB of nearly the same number, so GiB is what the entry says.
-    """
+    """An entry of gpus.toml in plain units; memory that is sold in GB is what drivers report in GiB."""
     written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],

@@ -17,10 +17,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
 @dataclass(frozen=True)
 class LinkPeak:
-    """A kind of link's peak, in one direction.
-
-    `gb_per_s` is the data sheet's. `per_link_gb_per_s` is one NVLink's share where a GPU bonds several.
-    """
+    """A kind of link's peak, in one direction, and one NVLink's share where a GPU bonds several."""
 
     name: str
     gb_per_s: float
@@ -65,10 +62,7 @@ def nvlink_of(compute_capability: tuple[int, int]) -> LinkPeak | None:
 
 
 def pcie_of(compute_capability: tuple[int, int] | None) -> LinkPeak:
-    """The PCIe that GPUs of that compute capability are made for, 4 for GPUs that CUDA does not run on.
-
-    A slot may be of an older generation.
-    """
+    """The PCIe that GPUs of that compute capability are made for, 4 where CUDA does not run; slots may be older."""
     return PCIE[4] if compute_capability is None else _BY_NAME[architecture(compute_capability).pcie]
 
 

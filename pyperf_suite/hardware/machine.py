@@ -46,11 +46,7 @@ class Identity:
 
 
 def identity(device: Device) -> Identity:
-    """The identity of this machine for runs on that device.
-
-    Raises:
-        Unavailable: the CUDA driver refuses to describe its devices.
-    """
+    """The identity of this machine for runs on that device. Raises Unavailable where the driver refuses."""
     if device.kind == "cpu":
         processor = cpu.detect()
         # Those cores that this process may use, for the waves of a product run on them.
@@ -135,10 +131,7 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
 
 
 def gpu_state(index: int) -> dict[str, Any]:
-    """UUID, driver, CUDA version and settings of a GPU, and how it and others are wired.
-
-    What cannot be queried says why under `unavailable`.
-    """
+    """UUID, driver, CUDA, settings and wiring of a GPU; `unavailable` says why something is missing."""
     condition: dict[str, Any] = {}
     try:
         found = required(driver())

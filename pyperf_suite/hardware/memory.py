@@ -34,10 +34,7 @@ def limit_bytes() -> int:
 
 
 def resident_peak_bytes() -> int:
-    """The most of this process's memory that was resident since it began, or `clear_refs` was written.
-
-    Where the kernel keeps no maximum, what is resident now.
-    """
+    """The most of this process's memory resident since it began or `clear_refs`; else what is resident now."""
     with contextlib.suppress(OSError):
         if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
             return int(found[1]) << 10
@@ -59,10 +56,7 @@ def cpu_quota_cores(files: KernelFiles) -> float | None:
 
 
 def cpu_throttled_s(files: KernelFiles) -> float | None:
-    """Seconds that quotas kept processes of this process's groups from running so far; None without a counter.
-
-    The groups above count each for all their children, so the largest holds.
-    """
+    """Seconds that quotas kept this process's groups from running so far; None without a counter."""
     found = []
     for folder in _groups(files, "cpu"):
         text = files.text(f"{folder}/cpu.stat") or ""
@@ -84,10 +78,7 @@ def memory_limit_bytes(files: KernelFiles) -> int | None:
 
 
 def memory_available_bytes(files: KernelFiles) -> int | None:
-    """How much more memory the narrowest limit lets this process take; None where there is no limit.
-
-    Inactive page cache is counted as used by the kernel, but given up before anything is refused.
-    """
+    """Memory that the narrowest limit leaves, inactive page cache included; None where there is no limit."""
     left = []
     for folder in _groups(files, "memory"):
         version_2 = files.exists(f"{folder}/memory.max")

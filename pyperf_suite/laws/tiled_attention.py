@@ -182,10 +182,7 @@ class AttentionLaw:
         return _features(cases) @ np.array(astuple(self))
 
     def product_share(self, head_dim: int) -> float:
-        """Share of a step over many queries that the two products take; the rest is the softmax, in [0, 1].
-
-        The softmax costs the same whatever the head dimension, so its share grows as heads get narrower.
-        """
+        """Share of a step that the two products take, in [0, 1]; the softmax costs the same at any head dimension."""
         products = self.per_product_s * head_dim
         both = products + self.per_score_s
         return products / both if both else 1.0
@@ -229,10 +226,7 @@ def bucket_of(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class HeadSizeLaw:
-    """Seconds = heads · (per_head_s + per_column_s · computed columns of head_dim), at one length, mask and batch.
-
-    `held_out` are relative errors at head dimensions that the other ones predict; none for fewer than three.
-    """
+    """Seconds = heads · (per_head_s + per_column_s · computed columns); `held_out` are its relative errors."""
 
     per_head_s: float
     per_column_s: float

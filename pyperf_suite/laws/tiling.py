@@ -66,10 +66,7 @@ class Tile:
 
 @dataclass(frozen=True, order=True)
 class Schedule:
-    """Assignment of tiles to workers: a policy, the number of workers, and for split_k the slices of K.
-
-    `library` leaves tile and order to the library and only bounds its threads. Written `split_k(4)@2`.
-    """
+    """How tiles go to workers, as in `split_k(4)@2`; `library` leaves tile and order to it and bounds its threads."""
 
     policy: str
     workers: int
@@ -157,10 +154,7 @@ LIBRARY_TILES = tuple(
 
 
 def library_area(m: int, n: int, slots: int) -> int:
-    """Elements of C that the busiest of `slots` computes in the tile that keeps it least busy: waves · Tm · Tn.
-
-    It is what a library does that widens its tile before it opens another wave.
-    """
+    """Elements of C that the busiest of `slots` computes in the tile that is best for it: waves · Tm · Tn."""
     return min(-(-(-(-m // tile_m) * -(-n // tile_n)) // slots) * tile_m * tile_n for tile_m, tile_n in LIBRARY_TILES)
 
 
@@ -210,11 +204,7 @@ PARTIAL_IN_K_TILES = 8  # cost of writing or reading a partial result, in k-tile
 def _busiest_of_stream_k(
     tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
 ) -> CriticalPath:
-    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
-
-    A unit whose last tile is another's to finish writes a partial result; one that finishes a tile which others began
-    reads one from each of them.
-    """
+    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out."""
     even = tiles % workers == 0
     whole_tiles = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
     share, rest = np.divmod((tiles - whole_tiles * workers) * k_tiles, workers)
@@ -242,10 +232,7 @@ def _pairs(rows: NDArray[np.int64], others: NDArray[np.int64]) -> zip[tuple[NDAr
 
 @dataclass(frozen=True)
 class StaircaseLaw:
-    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine.
-
-    With data_parallel this is waves × (per_k·K + per_tile) + overhead: time = waves × tile time + overhead.
-    """
+    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine."""
 
     overhead_s: float
     per_k_s: float
@@ -267,10 +254,7 @@ class StaircaseLaw:
 
 @dataclass(frozen=True)
 class JudgedLaw:
-    """A law, on how many cases it was fitted, and its relative errors on the others.
-
-    `noise` is the median error that would be left on those if the law were right: what their times are uncertain by.
-    """
+    """A law, its cases fitted, its relative errors on others, and `noise`: the median error if it were right."""
 
     law: StaircaseLaw
     fitted_on: int
@@ -287,11 +271,7 @@ _LAW_ERROR = 0.02
 def judged_by_waves(
     paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike, errors: ArrayLike | None = None
 ) -> JudgedLaw | None:
-    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
-
-    One path, time and number of waves for each case; `errors` are the times' relative standard errors, and say how much
-    each counts. None where either part is empty.
-    """
+    """Fit on odd numbers of waves and judge on even ones, by relative standard `errors`; None if either is empty."""
     measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
     if odd.all() or not odd.any():
         return None
@@ -304,11 +284,7 @@ def judged_by_waves(
 
 
 def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike, errors: ArrayLike | None = None) -> list[float]:
-    """The cost of each feature, none negative, with the least squares of relative residuals.
-
-    `features` has a row for each measurement and a column for each cost; `errors` are relative standard errors of the
-    measurements, equal by default. Raises ValueError for no measurements.
-    """
+    """Costs of features [cases, costs], none negative, by least squares of relative residuals. Raises ValueError."""
     from scipy.optimize import nnls
 
     measured = np.asarray(seconds, dtype=np.float64)
@@ -346,10 +322,7 @@ def round_up(size: Size, multiple: int) -> Size:
 
 
 def nearest_with(divisor: int, size: int) -> int:
-    """The size nearest to `size` whose largest power of two is exactly `divisor`, itself a power of two.
-
-    These are the odd multiples of the divisor; of two equally near the smaller one, and never less than the divisor.
-    """
+    """The size nearest to `size` whose largest power of two is exactly `divisor`; of two the smaller one."""
     below = (size // divisor - 1) // 2 * 2 + 1
     candidates = [odd * divisor for odd in (below, below + 2) if odd >= 1]
     return min(candidates, key=lambda candidate: (abs(candidate - size), candidate))

@@ -286,10 +286,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of product C[M,N] = A[M,K]·B[K,N] of one micro-batch: `calls` of it on a rank, in all layers together.
-
-    `part` says of what: "qkv", "mlp in", "logits" and so on; `outside_layers` that it stands once in the model.
-    """
+    """`calls` of one product C[M,N] = A[M,K]·B[K,N] on a rank; `outside_layers` if it is once in the model."""
 
     part: str
     phase: Phase
@@ -452,10 +449,7 @@ class AttentionCall:
 def attention_call(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> AttentionCall:
-    """The attention of one micro-batch on one rank, over whole sequences, as if all layers had that.
-
-    Heads are cut over TP; with SP the sequence is whole here. `attention_calls` tells windowed layers apart.
-    """
+    """The attention of one micro-batch on one rank, over whole sequences; heads are cut over TP, not the sequence."""
     ranks = (sharding or Sharding()).tensor
     heads = model.heads // ranks
     return AttentionCall(
@@ -473,10 +467,7 @@ def attention_call(
 def attention_calls(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> tuple[AttentionCall, ...]:
-    """The same by kinds of layers: those that see the whole sequence, those that see a window or a chunk of it.
-
-    Chunks of a sequence are shorter sequences of their own.
-    """
+    """The same by kinds of layers: full sequences, and windows or chunks, which are shorter sequences."""
     call = attention_call(model, micro_batch, seq, sharding)
     if not model.window or not np.any(model.windowed_layers):
         return (call,)
@@ -519,10 +510,7 @@ def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
 
 
 def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
-    """Return the FLOPs with recomputation: for "attention" or "layers" one forward pass more, logits never.
-
-    Raises UserError for another word.
-    """
+    """FLOPs with recomputation of "attention" or "layers", logits never. Raises UserError for another word."""
     check_recompute(recompute)
     inside, outside, attention = _forward(model, batch, seq)
     once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]

@@ -52,11 +52,7 @@ def require_right(verdict: CheckVerdict) -> CheckVerdict:
 
 
 def excluded_rate(checked: int) -> float:
-    """Return the share of wrong launches that `checked` right ones, drawn at random, exclude with `CONFIDENCE`.
-
-    Were it more, all of them would be right with a probability of 5 % at most: (1 − rate)^checked = 0.05, near
-    3 / checked.
-    """
+    """Return the rate of wrong launches that `checked` right ones exclude: (1 − rate)^checked = 1 − CONFIDENCE."""
     return 1.0 if checked == 0 else 1 - (1 - CONFIDENCE) ** (1 / checked)
 
 
@@ -162,42 +158,23 @@ class CheckedStopwatch:
         return self._checks.time(partial(self._stopwatch.time, launch), first, samples, launches_per_sample)
 
 
-class Launched(Protocol):
-    """`workloads.workload.Prepared`: sets of operands, and what the last launch on each left."""
-
-    sets: int
-    unchecked: str
-    sees_more: bool
-
-    def untimed(self, index: int) -> None: ...
-
-    def poison(self, index: int | None = None) -> None: ...
-
-    def verify_last(self, index: int) -> CheckVerdict: ...
-
-    def snapshot(self, index: int) -> Any: ...
-
-    def matches(self, index: int, snapshot: Any) -> bool: ...
-
-    def check(self) -> CheckVerdict: ...
-
-
 class SetChecks(Checks):
     """Checks of launches that rotate through sets of equal operands: of every set before timing, of drawn ones later.
 
-    What a launch wrote is compared bit for bit with an output that was verified; where it differs, as it may where a
-    kernel sums in no fixed order, `launches.verify_last(index)` decides. Launches that are `unchecked`, as they build
-    on each other, are checked as a whole before timing and after, and so are those that then `sees_more`.
+    `launches` are a `workloads.workload.Prepared`. What a launch wrote is compared bit for bit with an output that was
+    verified; where it differs, as it may where a kernel sums in no fixed order, `launches.verify_last(index)` decides.
+    Launches that are `unchecked`, as they build on each other, are checked as a whole before timing and after, and so
+    are those that then `sees_more`.
     """
 
-    def __init__(self, launches: Launched) -> None:
+    def __init__(self, launches: Any) -> None:
         super().__init__()
         self._launches, self._can_stop, self._launch_s, self.bitwise = launches, True, 0.0, True
         self._as_a_whole = launches.sees_more or bool(launches.unchecked)
 
     def before_timing(self) -> CheckVerdict:
         """Launch on every set and check each; the verdict on set 0, or on the whole."""
-        whole = require_right(self._launches.check()) if self._as_a_whole else None
+        whole: CheckVerdict | None = require_right(self._launches.check()) if self._as_a_whole else None
         if self._launches.unchecked and whole is not None:
             return whole
         self._launches.poison()
@@ -225,18 +202,12 @@ class SetChecks(Checks):
         return min(samples_left, max(1, launches // batch)) if self._can_stop else samples_left
 
     def arm(self, last: int, launches: int) -> None:
-        """Poison the set that ends the part: a launch that leaves what it finds would be right again and again.
-
-        A set that comes soon would be found in the cache.
-        """
+        """Poison the set that ends the part, unless it comes so soon that it would be found in the cache."""
         if launches > self._launches.sets // 2:
             self._launches.poison(last % self._launches.sets)
 
     def look(self, last: int, launches: int) -> None:
-        """Check the last, then others of the later half of a rotation, in random order.
-
-        Those sets come round again last, when what was read of them has left the cache.
-        """
+        """Check the last, then others of the later half of a rotation, which come again last, in random order."""
         sets, until_s = self._launches.sets, self.clock() + self._allowed_s - self._spent_s
         self._check(last % sets)
         recent = range(last - min(launches, (sets + 1) // 2) + 1, last)
@@ -248,11 +219,13 @@ class SetChecks(Checks):
     def after_timing(self) -> None:
         """Launch and check on drawn sets while there is time, once at least since timing began."""
         if not self._launches.unchecked:
-            begin_s = self.clock()
-            while self.checked == self._launches.sets or (
-                self.clock() - begin_s + self._launch_s + self._check_s <= LAST_CHECKS_S
-            ):
-                self._launch_and_check(secrets.randbelow(self._launches.sets))
+            until_s = self.clock() + LAST_CHECKS_S
+            while self.checked == self._launches.sets or self.clock() + self._launch_s + self._check_s <= until_s:
+                index, begin_s = secrets.randbelow(self._launches.sets), self.clock()
+                self._launches.poison(index)
+                self._launches.untimed(index)
+                self._launch_s = self.clock() - begin_s
+                self._check(index)
         if self._as_a_whole:
             require_right(self._launches.check())
 
@@ -260,13 +233,6 @@ class SetChecks(Checks):
         if self._launches.unchecked:
             return {"unchecked": self._launches.unchecked}
         return {"sets": self._launches.sets, "bitwise": self.bitwise, **super().report()}
-
-    def _launch_and_check(self, index: int) -> None:
-        begin_s = self.clock()
-        self._launches.poison(index)
-        self._launches.untimed(index)
-        self._launch_s = self.clock() - begin_s
-        self._check(index)
 
     def _check(self, index: int) -> None:
         begin_s = self.clock()

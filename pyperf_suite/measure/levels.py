@@ -59,7 +59,12 @@ def with_levels(
             return measurement
     if not levels["is_figure"]:
         return replace(measurement, levels=levels)
-    interval = _interval_of_mean(clean, measurement.interval[2])
+    # Student's t, slices being the unit.
+    confidence, means = measurement.interval[2], np.array([part.mean() for part in clean])
+    mean = float(np.average(means, weights=[part.size for part in clean]))
+    reach = student_quantile(len(clean) - 1, (1 + confidence) / 2)
+    half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(clean)))
+    interval = (mean - half_width, mean + half_width, confidence)
     found = replace(measurement, levels=levels, interval=interval, slow_by=1.0)
     return replace(found, converged=found.converged and found.relative_half_width <= rule.relative_half_width)
 
@@ -137,15 +142,6 @@ def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: fl
 
 def _scatter(loops: NDArray[np.float64]) -> float:
     return float(loops.std() / loops.mean()) if loops.size and loops.mean() else 0.0
-
-
-def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, float]:
-    """Low, high and confidence of the mean, slices being the unit: Student's t."""
-    means = np.array([part.mean() for part in parts])
-    mean = float(np.average(means, weights=[part.size for part in parts]))
-    reach = student_quantile(len(parts) - 1, (1 + confidence) / 2)
-    half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(parts)))
-    return mean - half_width, mean + half_width, confidence
 
 
 FEWEST_VALUES = 8  # with fewer values neither a drift nor a change can be distinguished from chance

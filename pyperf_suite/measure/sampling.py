@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from pyperf_suite.measure.power import GpuSlices
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 from pyperf_suite.measure.telemetry import SLOW_BY, Disturbances, are_slow
 from pyperf_suite.record.clock_model import interval_at_one_clock
@@ -35,22 +36,13 @@ StoppedBy = Literal["interval", "max_samples", "time_cap"]
 class StopRule:
     """The precision wanted, and what may be spent on it.
 
-    Sampling goes on until the interval of the median at `confidence` has `relative_half_width` or less and
-    `min_samples`, `min_effective_samples` and `min_time_s` are past, or until `max_samples` or `time_cap_s`
-    is reached. The time cap holds to within one block, that is one sample or `block_s`, whichever is longer;
-    but `least_samples` are always taken, so that a launch longer than the cap still leaves more than a single
-    figure. Set it to 1 for a cap without exception.
-
-    The interval is looked at when the number of samples has grown by `checkpoint_growth`: looking after each
-    sample would cost time, and would stop at the luckiest moment rather than at a good one. For the same
-    reason convergence takes `min_effective_samples`: in a short series that wanders slowly, the interval can
-    be narrow by chance. (Of AR(1) series with 0.9, the interval at the stop covers the median in 88 % with
-    20, in 82 % with 6.)
-
-    `quantile` is what of the samples is reported: 0.5 for what a launch usually takes, less for what it takes when
-    nothing else disturbs it. Where it is less, slices take the place of effective samples.
-
-    A `relative_half_width` of infinity asks nothing of the interval: see `exactly`.
+    Sampling ends when the interval of the median at `confidence` has `relative_half_width` (infinity asks nothing, see
+    `exactly`) and `min_samples`, `min_effective_samples` and `min_time_s` are past, or at `max_samples` or
+    `time_cap_s`, which holds to within one block; `least_samples` are always taken. The interval is looked at when
+    samples have grown by `checkpoint_growth`, for each look may stop at a lucky moment; so may a short series that
+    wanders slowly, hence `min_effective_samples` (of AR(1) series with 0.9 the interval at the stop covers the median
+    in 88 % with 20, in 82 % with 6). `quantile` is what is reported: 0.5 for what a launch usually takes, less for its
+    undisturbed time, where slices take the place of effective samples.
     """
 
     relative_half_width: float = 0.01
@@ -175,8 +167,7 @@ class StopRule:
 
 MIN_SLICES_AT_ONE_CLOCK = 3
 
-MIN_SLICES_AT_BEST = 4
-"""From this number of slices at the cores' best on, slices of slow cores are left out of the figure."""
+MIN_SLICES_AT_BEST = 4  # from this number on, slices of slow cores are left out of the figure
 
 RESOLUTION_SHARE = 0.01  # a sample is long enough when the stopwatch's resolution is at most this share of it
 _BATCH_GROWTH = 10
@@ -218,12 +209,7 @@ class WarmUp:
 
 
 def is_steady(samples: Sequence[float], tolerance: float) -> bool:
-    """True if the later half of `samples` shows no change from its first part to its last.
-
-    The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the medians of the
-    two quarters must agree within `tolerance`, or their 95 % intervals, taken as of independent samples, must overlap:
-    a longer warm-up could not end a change that noise hides. Fewer than four samples are never steady.
-    """
+    """True if in the later half of `samples` medians of both quarters agree, or their 95 % intervals overlap."""
     if len(samples) < 4:
         return False
     recent = np.asarray(samples[len(samples) // 2 :], dtype=np.float64)
@@ -245,15 +231,13 @@ def warm_up(
     shortest_sample_s: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> WarmUp:
-    """Launch from index 0 on until steady or out of time.
-
-    A sample is given as many launches as it takes to last `shortest_sample_s` and a hundred times the
-    stopwatch's resolution. One launch is always made, and nothing is launched once the cap is past.
-    """
-    if rule.launches:
-        return _counted(launch, stopwatch, rule, clock)
-    shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
+    """Launch from index 0 on, once at least, until steady or out of time, and find how many launches a sample has."""
     begin = clock()
+    if rule.launches:
+        counted = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
+        is_same = is_steady(counted, rule.tolerance)
+        return WarmUp(rule.launches, clock() - begin, is_same, float(np.median(counted)), 1)
+    shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
     launches, batch, count = 0, 1, 1
     elapsed_s = 0.0
     history: list[float] = []
@@ -280,13 +264,6 @@ def warm_up(
         # A block lasts an eighth of the time spent, so that steadiness is looked at often, but not too often.
         affordable = min(max(rule.min_time_s, elapsed_s) / 8, (rule.time_cap_s - elapsed_s) / 2)
         count = max(1, min(_LONGEST_HISTORY, int(affordable / max(cost_s, 1e-9))))
-
-
-def _counted(launch: Launch, stopwatch: Stopwatch, rule: SteadyRule, clock: Callable[[], float]) -> WarmUp:
-    """As many launches as the rule names, each of them a sample."""
-    begin = clock()
-    history = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
-    return WarmUp(rule.launches, clock() - begin, is_steady(history, rule.tolerance), float(np.median(history)), 1)
 
 
 Watch = Callable[[], str | None]
@@ -414,17 +391,6 @@ def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> 
     return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
 
 
-class AroundSlices(Protocol):
-    """`with around: ...` is around each slice; the last of `reasons` is why it was disturbed, "" if it was not."""
-
-    @property
-    def reasons(self) -> Sequence[str]: ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def sampling(
     launch: Launch,
     stopwatch: Stopwatch,
@@ -432,7 +398,7 @@ def sampling(
     steady: SteadyRule | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
-    disturbances: AroundSlices | None = None,
+    disturbances: Disturbances | GpuSlices | None = None,
     clocks_hz: Callable[[int], Sequence[float]] | None = None,
     settle: Callable[[WarmUp], int] | None = None,
 ) -> Turns[Measurement]:
@@ -443,9 +409,8 @@ def sampling(
     `clocks_hz(n)` is the device's clock in each of the last n samples; where it can be read, the interval is of times
     at one clock.
 
-    With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
-    do not count as time spent.
-
+    With `disturbances`, whose last reason is "" after an undisturbed slice, disturbed ones are kept and measured again:
+    up to a share of `rule.time_cap_s` they do not count as time spent.
     `settle` goes on with uncounted launches after the warm-up, and returns how many.
 
     Short launches are timed several to a sample, so that the stopwatch's resolution stays below 1 % of a
@@ -506,7 +471,7 @@ def sampling(
     return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *_loops_of(disturbances))
 
 
-def _loops_of(disturbances: AroundSlices | None) -> tuple[Sequence[float], float]:
+def _loops_of(disturbances: Disturbances | GpuSlices | None) -> tuple[Sequence[float], float]:
     """The seconds of the loops around the slices, and those at their best; nothing on a GPU."""
     if isinstance(disturbances, Disturbances):
         return disturbances.loops_s, disturbances.best_s

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
-from pyperf_suite.hardware.nvml import nvml
-from pyperf_suite.measure.power import GpuSlices, PowerManager
+from pyperf_suite.hardware.nvml import Nvml, nvml
+from pyperf_suite.measure.power import GpuSlices
 
 _PROC = Path("/proc")
 _SYS = Path("/sys")
@@ -299,16 +299,6 @@ DISCARD_REASONS = (
 )
 
 
-class Manager(PowerManager, Protocol):
-    """`hardware.nvml.Nvml`."""
-
-    def throttle_reasons(self, uuid: str) -> list[str] | None: ...
-
-    def throttled_s(self, uuid: str) -> dict[str, float] | None: ...
-
-    def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None: ...
-
-
 def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
     """Telemetry of a device where it is a GPU with NVML; else a block that does nothing."""
     manager = nvml() if device.kind == "cuda" else None
@@ -325,7 +315,7 @@ class AroundGpu:
     seconds it took where the GPU counts them, and the bytes that went over its NVLinks meanwhile.
     """
 
-    def __init__(self, manager: Manager, uuid: str) -> None:
+    def __init__(self, manager: Nvml, uuid: str) -> None:
         self._manager, self._uuid = manager, uuid
         self._reported: set[str] = set()
         self._throttled_s: dict[str, float] = {}

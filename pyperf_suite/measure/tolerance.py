@@ -79,12 +79,7 @@ def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Precision:
-    """Rounding of a dtype in a product, as operand (`accumulation`) and as result (`rounding`, `smallest`).
-
-    `accumulation` is the unit roundoff of the sums that kernels form of products of this dtype, `rounding`
-    that of storing a result in it, and `smallest` the magnitude below which a stored result may lose all
-    digits.
-    """
+    """Unit roundoffs of a dtype's sums (`accumulation`) and of storing it, and the magnitude that loses all digits."""
 
     accumulation: float
     rounding: float

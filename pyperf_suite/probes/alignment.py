@@ -82,10 +82,7 @@ class Base:
 
 @dataclass(frozen=True)
 class RealLife:
-    """A size of which it is known that people stumble over it, along one dimension of a layer's fprop.
-
-    `sizes` are those of the dimension, `offsets` those from its usual size, `pad_to` the multiples people pad it to.
-    """
+    """A size that people stumble over in a layer's fprop: `sizes`, or `offsets` from the usual; `pad_to` multiples."""
 
     along: str
     known_as: str
@@ -328,10 +325,7 @@ class Pad(BaselinePair):
 
 @dataclass(frozen=True)
 class AlignmentClass:
-    """All sizes of one setting and dimension with the same divisor, each paired with the next aligned size.
-
-    `gain` is the time of these over that of those, so net of the larger products' own work.
-    """
+    """All sizes with one divisor, each paired with the next aligned size; `gain` is net of the larger one's work."""
 
     sweep: Sweep
     divisor: int

@@ -205,11 +205,7 @@ def kv_ratio(row: Row[AttentionParameters]) -> str:
 
 
 def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
-    """The tiles that a forward pass was computed in; None where its kernel does not tell them.
-
-    The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
-    as on a single one, none of its tiles are too few.
-    """
+    """The tiles of a forward pass, on one slot unless told; None where its kernel does not tell them."""
     p, details = row.p, row.reading.details
     if p.backward:
         return None
@@ -399,10 +395,7 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
 
 
 def advice(sweep: list[Row[AttentionParameters]], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
-    """The fastest split compared with the slowest, and what makes the difference in the forward pass.
-
-    Where it does not lead, of our own kernel next to libraries, it is a detail that no summary begins with.
-    """
+    """The fastest split compared with the slowest and why; a detail, of kind law, where it does not lead."""
     fast, slow = ends(sweep)
     faster = fast.faster_than(slow)
     if faster is None:
@@ -508,7 +501,8 @@ def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     if not tile or len(tile) < 2:
         return None
     rows_first = products[-1].get("family") == "nvjet" and str(products[-1].get("name", "")).endswith("N")
-    return Tile(*(tile[:2] if rows_first else tile[1::-1]), 1)
+    m, n = tile[:2] if rows_first else tile[1::-1]
+    return Tile(m, n, 1)
 
 
 def filled(row: Row[AttentionParameters]) -> float | None:

@@ -225,10 +225,7 @@ def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
 
 
 def peak_of(row: Row[MatmulParameters]) -> float | None:
-    """Return the most that the instructions of our CPU kernel multiply on its cores, FLOP/s; None where unknown.
-
-    The highest of all rows with the same setting: other users of the cores can only lower it.
-    """
+    """The most that our CPU kernel's instructions multiply, FLOP/s, the highest of its setting; None where unknown."""
     same = row.rows.sharing(row, lambda each: (each.implementation, each.p.dtype, each.p.schedule.workers))
     seen = (other.reading.details.get("peak_flop_per_s") or 0.0 for other in same)
     return max(seen) or None

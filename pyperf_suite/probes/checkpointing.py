@@ -83,10 +83,7 @@ def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
 
 @dataclass
 class BatchSearch:
-    """One policy of one transformer: parameters (their batch is 1), batches that fit with their bytes, and others.
-
-    `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
-    """
+    """One policy of one transformer: batches that fit with their bytes, others; `broken` where something failed."""
 
     parameters: TrainingStepParameters
     fits: dict[int, Mapping[str, float]] = field(default_factory=dict)

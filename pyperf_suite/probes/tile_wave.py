@@ -75,10 +75,7 @@ def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
 
 
 def rows_of_tiles(device: Device) -> tuple[int, ...]:
-    """Return the largest number of tile rows that divides the multiprocessors: columns of tiles then meet wave edges.
-
-    A single row of tiles would read its operands at the speed of memory and show that instead.
-    """
+    """Return the largest number of tile rows that divides the multiprocessors, so that columns meet wave edges."""
     (count,) = multiprocessors(device)
     return (max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if count % rows == 0),)
 
@@ -136,10 +133,7 @@ def sweep(axes: TileWaveAxes) -> Iterator[Case]:
 
 
 def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
-    """Sizes at the offsets from each edge, from the first tile to the last of the last wave.
-
-    One tile more in this dimension is `across` tiles more in all.
-    """
+    """Sizes at the offsets from each edge, first tile to last of the last wave; one tile more is `across` in all."""
     last = waves * workers // across
     if last <= EVERY_TILE_COUNT:
         counts = set(range(1, last + 1))
@@ -150,10 +144,7 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 
 
 def _sizes_inside(steps: Sequence[int], edges: Sequence[int], count: int, multiple: int) -> Iterator[int]:
-    """Spread `count` sizes evenly within each step, except sizes with one of the edges near.
-
-    Each is a multiple of a power of two, so that no step has a kernel of its own for rows without alignment.
-    """
+    """Spread `count` sizes within each step, away from edges, each a multiple of a power of two for alignment."""
     for begin, end in itertools.pairwise(steps):
         gap = (end - begin) / (count + 1)
         unit = max(multiple, 1 << max(0, min(TMA_STEP, int(gap)).bit_length() - 1))

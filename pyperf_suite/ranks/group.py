@@ -34,10 +34,7 @@ LONGEST_WAIT_S = 600.0  # one wait of the store; waits without a deadline repeat
 
 
 class RanksMissing(Exception):
-    """Some ranks did not answer in time; the message names them. The group is of no use any more.
-
-    `case` is the number of the one whose turn it was.
-    """
+    """Some ranks did not answer in time, in the turn of `case`; the message names them, and the group is over."""
 
     case = 0
 
@@ -100,10 +97,7 @@ class Group:
         return [answer for _, answer in answers]
 
     def to_first(self, doing: str, value: Any, deadline_s: float) -> list[Any]:
-        """Every rank's JSON value in order of rank on rank 0; the others go on at once with an empty list.
-
-        Raises RanksMissing where some do not answer within the deadline.
-        """
+        """Every rank's JSON value in order on rank 0; the others go on at once. Raises RanksMissing."""
         step = self._next()
         if self.count == 1:
             return [json.loads(json.dumps(value))]
@@ -140,10 +134,7 @@ class Group:
             yield
 
     def broken(self, doing: str, error: Exception) -> RanksMissing:
-        """Return the error to raise where `error` ended this rank's part of a step that others are in too.
-
-        It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
-        """
+        """Return the error for a step that `error` ended here: it names who is gone, else this rank."""
         memory = out_of_memory(error)
         said = memory or (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)

@@ -69,10 +69,7 @@ class Starting:
         self._thread.join()
 
     def absent(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return the ranks, of these on this node, that do not run: died, stopped, left, or silent from the first.
-
-        A silent one may only be slow.
-        """
+        """Return those of these ranks on this node that do not run: died, stopped, left, or (maybe slow) silent."""
         fates = {rank: self._fate(rank) or "silent" for rank in set(ranks) & set(self._on_node())}
         return {rank: fate for rank, fate in sorted(fates.items()) if fate != "alive"}
 
@@ -142,14 +139,11 @@ class Starting:
             first = here.rank - here.local_rank
             ranks = set(range(first, first + here.on_node))
         else:
-            ranks = set(self._heard_of())
+            ranks = set()
+            with contextlib.suppress(OSError):
+                files = self._folder.iterdir() if self._folder is not None else ()
+                ranks = {int(path.name) for path in files if path.name.isdecimal()}
         return sorted(ranks - {here.rank})
-
-    def _heard_of(self) -> list[int]:
-        with contextlib.suppress(OSError):
-            if self._folder is not None:
-                return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
-        return []
 
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
@@ -259,7 +253,8 @@ class Watchdog:
     """Heartbeats, the abort key and the deadline of what the main thread is in. Start it once a process.
 
     `store` is a client of its own: the main thread's may be blocked in a wait. `starting` knows of ranks of this node
-    that have not joined.
+    that have not joined. The process's end is told each of `before_end` first of all, which aborts what hangs, so that
+    devices are left clean.
     """
 
     def __init__(self, store: Any, rank: int, count: int, starting: Starting | None = None) -> None:
@@ -270,7 +265,7 @@ class Watchdog:
         self._doing = "starting"
         self._deadline: tuple[float, float] | None = None  # when, and how long it was
         self._last_words: list[Callable[[str], None]] = []
-        self._before_end: list[Callable[[str], None]] = []
+        self.before_end: list[Callable[[str], None]] = []
         self._stopped = threading.Event()
         self._handed_over = False
         self._first_heard = ("", time.monotonic())
@@ -302,10 +297,6 @@ class Watchdog:
         """Call `last_words(sentence)` before the process is ended, to keep what was measured and say why."""
         self._last_words.append(last_words)
 
-    def before_end(self, release: Callable[[str], None]) -> None:
-        """Call `release(sentence)` first of all: aborts what hangs, so that devices are left clean."""
-        self._before_end.append(release)
-
     def enter(self, step: int, doing: str, deadline_s: float | None) -> None:
         """The main thread is in step number `step`, which must be over within `deadline_s`."""
         self._step, self._doing = step, doing
@@ -316,10 +307,7 @@ class Watchdog:
         self._deadline = None
 
     def who_is_missing(self, doing: str, waited_s: float, otherwise: str = "") -> str:
-        """One sentence that names the ranks that do not answer, the same on all ranks: the first to know says it.
-
-        `otherwise` is what to say where all are heard.
-        """
+        """One sentence on the ranks that do not answer, the same on all ranks; `otherwise` where all are heard."""
         named = self._said()
         if named:
             return named
@@ -394,7 +382,7 @@ class Watchdog:
     def _finish(self, sentence: str) -> None:
         if not _ending.acquire(blocking=False):
             return
-        for release in self._before_end:
+        for release in self.before_end:
             with contextlib.suppress(Exception):
                 release(sentence)
         say(self._rank, sentence)

@@ -188,10 +188,7 @@ def measure_ranked(
     place: ExecutionContext,
     clock: Callable[[], float] = time.monotonic,
 ) -> Turns[dict[str, Any]]:
-    """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
-
-    Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
-    """
+    """This rank's part of one case; rank 0 returns its record's measured part. Raises RanksMissing past a deadline."""
     group = place.ranks
     transfers, trouble = _prepare(workload, case, place)
     try:
@@ -374,7 +371,11 @@ class _Lead(Prepared, Checks):
         """Let the others leave the blocks, and add what all of them saw."""
         self._group.from_first("next block", None, self._deadline_s)
         times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
-        result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        arrived = np.array([each.arrived_ns for each in _busy(times)])
+        done = np.array([each.done_ns for each in _busy(times)])
+        # By one clock, transfer after the last arrived and the skew of arrivals.
+        waits = {"transfer": done.max(axis=0) - arrived.max(axis=0), "skew": arrived.max(axis=0) - arrived.min(axis=0)}
+        result["metrics"] |= {name: dataclasses.asdict(_metric(each * 1e-9)) for name, each in waits.items()}
         seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
         uncertain_ns, machines, cpu_s, gpus, still_s = zip(*seen, strict=True)
         result["sampling"] |= _seen_by(times) | {
@@ -445,16 +446,6 @@ def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTi
 
 def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
     return [each for each in times if each.seconds.size]
-
-
-def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
-    """By one clock, transfer after the last arrived and the skew of arrivals."""
-    arrived = np.array([each.arrived_ns for each in _busy(times)])
-    done = np.array([each.done_ns for each in _busy(times)])
-    return {
-        "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
-        "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
-    }
 
 
 def _metric(seconds: NDArray[np.float64]) -> Metric:

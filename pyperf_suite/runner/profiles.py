@@ -23,10 +23,7 @@ VISIT_SHARE_OF_CAP = 0.3
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of one trial of a case for warm-up and samples.
-
-    The trial is one of `processes`, which share the case's checks.
-    """
+    """Limits of one trial of a case for warm-up and samples; its `processes` share the case's checks."""
 
     warm_up: SteadyRule
     stop: StopRule

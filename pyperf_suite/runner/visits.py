@@ -31,10 +31,7 @@ SUMMED_QUALITY = (
 
 
 def joined(first: Record, second: Record, rule: StopRule) -> Record:
-    """Join two visits: samples and slices of both, judged by `rule`.
-
-    A second visit that failed stands as it is; where it could not be made, the first does.
-    """
+    """Join two visits by `rule`; a failed second stands as it is, and where it could not be made, the first does."""
     if second.outcome == "unsupported":
         kept = {name: value for name, value in first.sampling.items() if name != "visit_due"}
         return dataclasses.replace(first, sampling=kept)

@@ -58,10 +58,7 @@ def request_for(
 
 
 class WorkerLost(Exception):
-    """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
-
-    For `witnesses` see SparedCases.
-    """
+    """The worker died or ran past its deadline, in the turn of `case`; for `witnesses` see SparedCases."""
 
     def __init__(self, reason: str, case: int = 0, witnesses: int = 0) -> None:
         super().__init__(reason)
@@ -81,10 +78,7 @@ class WorkerProcess(ChildProcess):
         memory_bytes: float = math.inf,
         preload: Sequence[str] = (),
     ) -> None:
-        """Start the process by `command`, in this process's environment and what is added to that.
-
-        `preload` are modules that a template of the command has imported (child.py).
-        """
+        """Start `command` in this environment and what is added; a template has imported `preload` (child.py)."""
         self._scratch = OwnedFolder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
         own = {scratch.VARIABLE: self._scratch.name}
@@ -138,10 +132,7 @@ GROUP_PATIENCE_S = 30.0
 
 
 class Workers:
-    """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined.
-
-    `best_loop_s` is what earlier runs on this machine saw of its cores (runner/core_speed.py).
-    """
+    """Measures a session's cases, one by one or by turns; `best_loop_s` is by runner/core_speed.py."""
 
     best_loop_s: Mapping[str, float] | None = None
 
@@ -161,12 +152,7 @@ class Workers:
 
 
 class WorkerPool(Workers):
-    """Processes that stay alive between cases. Use as a context manager.
-
-    A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
-    a group of its own each time where its operator asks for fresh ranks. All of them share a folder, in which they
-    find what one of them computed.
-    """
+    """Processes, and groups of ranks, that stay alive between cases and share a folder; a context manager."""
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S, alternates: bool = False) -> None:
         """`alternates`: a group and a process that measures alone both stay, for a plan asks now one, now the other."""
@@ -181,10 +167,7 @@ class WorkerPool(Workers):
         self._shared = OwnedFolder("run")
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """The answers of worker `process`; one that is lost makes the case failed whose turn it was.
-
-        A fresh one takes the others, each of them alone: what the lost one had taken may be what ended it.
-        """
+        """The answers of worker `process`; a lost one fails the case in turn, fresh ones take the rest one by one."""
         left, is_first = list(range(len(cases))), True
         while left:
             for number in left[:]:
@@ -287,10 +270,7 @@ class WorkerPool(Workers):
 
 
 class GroupWorkers(Workers):
-    """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
-
-    Once a rank is lost the case it was in is failed, and the next request raises UserError.
-    """
+    """The group of whose ranks a session is rank 0, and a pool for the rest; raises UserError once a rank is lost."""
 
     def __init__(self, group: Group, device: Device, deadline_s: float) -> None:
         self._group, self._device, self._deadline_s = group, device, deadline_s
@@ -333,10 +313,7 @@ class GroupWorkers(Workers):
 
 
 class EachDevice(Workers):
-    """Workers for all devices of a machine: process n measures on device n, and again from the first one on.
-
-    Ranks that measure together are started once, whatever the process.
-    """
+    """Workers for all devices: process n measures on device n modulo their number; groups of ranks start once."""
 
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
         self._pools = {str(device): WorkerPool(device, deadline_s, alternates=True) for device in devices}

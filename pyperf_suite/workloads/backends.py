@@ -70,11 +70,7 @@ def named_by_isa(isa: str) -> str:
 
 @dataclass(frozen=True)
 class CorePeak:
-    """A core's peak while `workers` of them multiply at once, the mean of theirs.
-
-    `clock_hz` is the clock while it multiplies, `idle_clock_hz` that of plain integers before: wide vectors and matrix
-    units may lower it.
-    """
+    """A core's mean peak while `workers` multiply at once; `clock_hz` then, `idle_clock_hz` of integers before."""
 
     isa: str
     unit: str
@@ -98,10 +94,7 @@ _best: dict[tuple[str, str | None, int], list[tuple[float, ...]]] = {}
 
 
 def core_peak(dtype: str, isa: str | None = None, workers: int = 1) -> CorePeak:
-    """The best that this process has seen so far: each call looks again, for whoever else runs can only lower a look.
-
-    Raises UserError for an instruction set or cores that are not here.
-    """
+    """The best that this process has seen so far. Raises UserError for an instruction set or cores not here."""
     native, key = native_extension(), (dtype, isa, workers)
     try:
         looked = native.core_peaks(dtype, workers, AGAIN_S if key in _best else MEASURED_S, isa)
@@ -141,10 +134,7 @@ class CudaDevice:
         options: Sequence[str] = (),
         architecture: str | None = None,
     ) -> bytes:
-        """Machine code of a source, for this very device if no architecture is named; headers by their include name.
-
-        Raises Unsupported where NVRTC does not know the device, and `native.CompileError` with the compiler's log.
-        """
+        """Machine code of a source, for this device by default. Raises Unsupported or `native.CompileError`."""
         target = architecture or self.context.architecture
         with self.translated():
             compiled = self._compiler.compile(name, source, dict(headers), target, list(options))
@@ -155,10 +145,7 @@ class CudaDevice:
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
     def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
-        """A stopwatch; `queueing` is held, graph or open, options as `native.Stopwatch`'s.
-
-        Without options all share one stream, for which cuBLAS then keeps one workspace.
-        """
+        """A stopwatch; `queueing` is held, graph or open. Without options all share a stream and cuBLAS's workspace."""
         device = self._new_stopwatch(**options) if options else self._shared_stopwatch
         return CudaStopwatch(device, queueing, self.native.QueueTimedOut)
 
@@ -362,11 +349,7 @@ def use_products_of(where: TorchDevice, element: str) -> None:
 
 
 def fingerprint(tensors: Iterable[Any]) -> int:
-    """The bits of all tensors in 64, made where they lie.
-
-    Their words as integers, times odd numbers that grow with their place, summed modulo 2^64: so one that changes
-    always shows, and so do two that are swapped.
-    """
+    """The bits of all tensors in 64: words times odd numbers that grow with their place, summed modulo 2^64."""
     torch: Any = importlib.import_module("torch")
     total = 0
     for each in tensors:

@@ -72,10 +72,7 @@ def agree(group: Group, doing: str, attempt: Callable[[], Result], deadline_s: f
 
 
 def do_together(group: Group, doing: str, action: Callable[[], Result], deadline_s: float) -> Result:
-    """Return the result of `action`, which all ranks are in: an error on one leaves the others waiting, so it ends all.
-
-    Raises RanksMissing where it fails.
-    """
+    """Return the result of `action`, which all ranks are in. Raises RanksMissing on all where it fails on one."""
     with group.within(doing, deadline_s):
         try:
             return action()
@@ -91,10 +88,7 @@ def torch_place(place: ExecutionContext) -> str:
 
 
 def process_group(place: ExecutionContext, backend: str) -> Any:
-    """The process group of torch with all ranks (None is its default), made at first use, by all together.
-
-    Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
-    """
+    """Torch's process group of all ranks (None: its default), made once. Raises Unsupported or RanksMissing."""
     if backend in _JOINED:
         return _JOINED[backend]
     require_installed("torch")
@@ -168,11 +162,9 @@ def require_memory(group: Group, bytes_a_rank: int) -> None:
 def timed_one_by_one(
     step: Callable[[], object], iterations: int, meet: Callable[[], object], where: str = "cpu"
 ) -> RankTimes:
-    """Steps of this rank, each waited for: by the host's clock, or on a GPU by two events on torch's stream around it.
+    """Steps of this rank, each waited for: by the host's clock, or on a GPU by two events around it.
 
-    `meet` lets all ranks begin at once, as they learn of a block one after the other. The loops are as tight as Python
-    allows: stamps go to lists that exist. gloo gives the interpreter's lock back while it waits, and so does waiting
-    for an event: the watchdog costs at most the microseconds of its heartbeat, four times a second.
+    `meet` lets all ranks begin at once. The loops are as tight as Python allows: stamps go to lists that exist.
     """
     arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
     stamp = time.monotonic_ns

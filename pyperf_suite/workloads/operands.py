@@ -41,10 +41,7 @@ _fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDic
 
 @dataclass(frozen=True)
 class ElementType:
-    """One element type: its name, its size, the numpy type that holds its bytes, and what no correct output holds.
-
-    The last is NaN, and of integers the least one.
-    """
+    """One element type: name, size, the numpy type of its bytes, and a value no output has: NaN, the least integer."""
 
     name: str
     size_bytes: int
@@ -173,10 +170,7 @@ class Operand:
 
 
 class Operands(Mapping[str, Array]):
-    """Operands by name, in storage form, each made in the host's memory at first use.
-
-    Whoever computes on a GPU asks `described` and fills the device's memory by `fill_on_device` instead.
-    """
+    """Operands by name, each made in the host's memory at first use; for a GPU see `described`, `fill_on_device`."""
 
     def __init__(self, described: Mapping[str, Operand], seed: int) -> None:
         self.described = dict(described)
@@ -204,10 +198,7 @@ class Operands(Mapping[str, Array]):
 
 
 def fill(array: Array, dtype: str, seed: int, stream: int) -> None:
-    """Fill a contiguous array in `dtype`'s storage with normal values, of deviation 1, and of int8 `INT8_DEVIATION`.
-
-    So are values of quantised weights, which use the range of int8.
-    """
+    """Fill a contiguous array in `dtype`'s storage with normal values of deviation 1, int8's `INT8_DEVIATION`."""
     flat = array.reshape(-1)
     generator = np.random.Philox(key=_key(seed, stream))
     table = values_of(dtype)

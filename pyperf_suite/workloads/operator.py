@@ -133,10 +133,7 @@ class TorchTensors(OperandSets):
     def __init__(
         self, operands: Operands, place: ExecutionContext, workers: int = 0, names: Iterable[str] = ()
     ) -> None:
-        """Make all operands, or the named ones; on a CPU torch takes `workers` threads, 0 for as many as it likes.
-
-        Raises Unsupported where torch is absent or cannot use the GPU.
-        """
+        """Make all operands, or the named ones, on `workers` threads (0: torch's). Raises Unsupported without torch."""
         super().__init__(operands, place)
         self.where = TorchDevice(place.device, workers)
         self.torch, self.device, self.stopwatch = self.where.torch, self.where.device, self.where.stopwatch
@@ -174,10 +171,7 @@ class TorchTensors(OperandSets):
         poison_tensor(tensor.detach())
 
     def returned_by(self, function: Callable[[], Any], *names: str) -> BoundLaunch:
-        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as there are names.
-
-        What was poisoned is forgotten: whoever gets that memory next and leaves it is seen.
-        """
+        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as names."""
         last: list[Any] = [None]
 
         def launch() -> None:
@@ -349,10 +343,7 @@ class TimedImplementation(ImplementationBase[Parameters]):
 
     @abstractmethod
     def prepare(self, parameters: Parameters, operands: Operands, place: ExecutionContext) -> Launches:
-        """Bind launches to as many copies of the operands as the place says.
-
-        Raises Unsupported with the reason where this machine has no way to run the case.
-        """
+        """Bind launches to as many operand copies as the place says. Raises Unsupported with the reason."""
 
 
 class NativeKernels(TimedImplementation[Parameters]):
@@ -496,11 +487,7 @@ class OutputVerifier:
 
 
 def sets_to_rotate(set_bytes: int, device: Device, max_sets: int = MOST_SETS) -> tuple[int, str]:
-    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there.
-
-    Also whether that is so, in the record's word: cold_l2, larger_than_l2 where one set is enough, or partly_warm where
-    more would be needed than can be made.
-    """
+    """How many operand sets to rotate through so that caches are cold, and whether they are, in the record's word."""
     if device.kind == "cuda":
         cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:

@@ -73,10 +73,7 @@ class Rounding:
 
 
 class Factors:
-    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values.
-
-    Drawing new ones takes several times as long as the operations of a transformer do.
-    """
+    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values."""
 
     def __init__(self, unit: float, seed: int, device: torch.device | str) -> None:
         drawn = torch.empty(2 * _POOL, device=device)
@@ -102,10 +99,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class RoundedOperations(TorchFunctionMode):
-    """While entered, what torch computes is rounded at random; views and what is given back unchanged are not.
-
-    With `weights` so are parameters where they are used, as by a cast to the type that products are computed in.
-    """
+    """Rounds at random what torch computes while entered, but for views; with `weights` parameters as well."""
 
     def __init__(self, rounding: Rounding, seed: int, device: torch.device | str, weights: bool = False) -> None:
         super().__init__()
@@ -237,10 +231,7 @@ def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
 
 
 def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
-    """The share of the gradient that the error has of it, and how large that may be.
-
-    By chance it is larger where few elements make up the gradient.
-    """
+    """The share of the gradient that the error has of it, and how large that may be: more where elements are few."""
     chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
     return float((off * direction).sum()) / size, float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
 
@@ -252,10 +243,7 @@ def compared(
     in_norm: float,
     first_number: int = 0,
 ) -> Checked:
-    """Every element against its limit, and each tensor in norm; the first that is wrong in words.
-
-    `in_norm` is a share of the exact tensor's norm. The first row has number `first_number`.
-    """
+    """Every element against its limit, each tensor against a share `in_norm` of its norm; the first wrong in words."""
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
         values, limit = results.get(name), allowed[name]

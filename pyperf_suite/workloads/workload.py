@@ -282,10 +282,7 @@ class Workload(ABC, Generic[Parameters]):
     source: str = ""
 
     def validate(self, parameters: Parameters) -> None:
-        """Raise UserError where the parameters cannot be, whoever implements them.
-
-        Limits that the types of fields carry are checked here, and then what the parameters say of themselves.
-        """
+        """Raise UserError where limits of the fields' types, or the parameters' own, do not hold."""
         check_limits(parameters)
         own = getattr(parameters, "validate", None)
         if own is not None:

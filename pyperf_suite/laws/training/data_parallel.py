@@ -70,11 +70,7 @@ class DataParallelLaw:
 
 
 def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s: float) -> float:
-    """Seconds of the exchange that are left when backward ends.
-
-    A bucket is full when backward has done its share of it by bytes, for a matrix's FLOPs go with its size. Buckets go
-    one after the other, in order.
-    """
+    """Seconds of exchange left after backward: buckets fill by bytes as it goes on, and go one after another."""
     ready_s = np.cumsum(np.asarray(buckets_bytes, dtype=np.float64))
     ready_s *= backward_s / max(ready_s[-1], 1.0) if ready_s.size else 0.0
     end_s = 0.0
@@ -86,10 +82,7 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
 def fit_data_parallel(
     all_reduce_s: AllReduceSeconds, exchanges: Sequence[GradientExchange], measured_s: Sequence[float]
 ) -> DataParallelLaw:
-    """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
-
-    Raises ValueError for fewer than two steps, which leave two constants open.
-    """
+    """The slowdown and hidden share nearest to measured steps by relative error. Raises ValueError for fewer than 2."""
     from scipy.optimize import least_squares
 
     if len(exchanges) < 2 or len(exchanges) != len(measured_s):
@@ -115,10 +108,7 @@ def held_out_step_errors(
     measured_s: Sequence[float],
     groups: Sequence[object],
 ) -> NDArray[np.float64]:
-    """|predicted − measured| / measured of every step, by a law that saw no step of its group.
-
-    Empty where leaving a group out leaves fewer than two steps to fit.
-    """
+    """|predicted − measured| / measured of every step, by a law that saw no step of its group; may be empty."""
     labels = list(groups)
     errors = []
     for group in dict.fromkeys(labels):
@@ -150,10 +140,7 @@ class InputPipelineLaw:
     on_host: bool = False
 
     def stages(self, loaders: int) -> dict[str, float]:
-        """Seconds of an iteration that each possible bottleneck asks for.
-
-        0 loaders load in the training process, where nothing overlaps. Raises ValueError for fewer.
-        """
+        """Seconds that each bottleneck asks of an iteration; 0 loaders overlap nothing. Raises ValueError below 0."""
         if loaders < 0:
             raise ValueError(f"there cannot be {loaders} loaders")
         if loaders == 0:

@@ -32,10 +32,7 @@ FIRST, LAST = -1, -2
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model; `cut` is the dimension that TP cuts, None where each rank has all of it.
-
-    `place` is the number of its layer, FIRST in front of all layers or LAST behind them.
-    """
+    """One weight; TP cuts dimension `cut` (None: none); `place` is its layer, FIRST before or LAST behind all."""
 
     name: str
     shape: tuple[int, ...]
@@ -94,10 +91,7 @@ def _weights_of_norm(model: ModelDimensions, name: str, place: int) -> Iterator[
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes a parameter: the `weight` computed with, its `gradient`, the `optimizer`'s moments, a `master` copy.
-
-    `step` is what the optimizer keeps once a tensor: torch's AdamW counts its steps in a float32 each.
-    """
+    """Bytes a parameter: `weight`, `gradient`, `optimizer` moments, `master` copy; `step`: bytes once a tensor."""
 
     weight: int
     gradient: int
@@ -347,10 +341,7 @@ def _is_composite(model: ModelDimensions, keeping: ActivationPolicy) -> bool:
 
 
 def _ends(model: ModelDimensions, keeping: ActivationPolicy) -> KeptBytes:
-    """Bytes a token: its number and its target's, the mask behind the embedding, last norm, logits' input and result.
-
-    The result is log-softmax in float32.
-    """
+    """Bytes a token: numbers, embedding's mask, last norm, logits' input, and log-softmax in float32."""
     norm = _kept_of_norm(model, keeping)
     mask = _mask_bytes(keeping.stream_bytes, keeping) * model.hidden if keeping.dropout else 0
     ends = 2 * INTEGER + norm.norms + keeping.element_bytes * model.hidden + FLOAT * model.vocab

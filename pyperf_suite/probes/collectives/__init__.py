@@ -212,10 +212,7 @@ Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 
 
 def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
-    """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
-
-    `judge` says whether that is enough to train a model over.
-    """
+    """Rates, stragglers, slow links, paths, laws, nccl-tests' text; `judge` says if they are enough to train over."""
     curves = curves_of(rows)
     if not curves:
         return Findings()

@@ -92,10 +92,7 @@ def stood_still(curves: Sequence[Curve]) -> Iterator[Remark]:
 
 @dataclass(frozen=True)
 class PairMap:
-    """Bytes a second, one direction, between pairs of ranks, lower rank first, at one size.
-
-    `paths` says how a pair is wired where the machine reports it, as in NV18 or PIX.
-    """
+    """Bytes a second, one direction, between pairs, lower rank first, at one size; `paths` as in NV18 or PIX."""
 
     how: str
     size_bytes: int

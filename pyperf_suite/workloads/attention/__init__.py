@@ -338,11 +338,7 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
 
 
 def switches(torch: Any, backend: str) -> Callable[[], None]:
-    """A function that allows this backend alone, or all for "default".
-
-    Set before each launch, as they are torch's for the whole process: a third of a microsecond, where the context
-    manager torch.nn.attention.sdpa_kernel, which sets the same, takes fifty.
-    """
+    """A function that allows this backend alone, or all for "default"; torch's own context manager takes 50 us."""
     calls = [
         (getattr(torch.backends.cuda, function), backend in ("default", name)) for name, function in SWITCHES.items()
     ]

@@ -111,7 +111,7 @@ def _connection(settings: dict[str, int], group: Group, device: Device, deadline
 
     connection = do_together(group, "connect by NCCL", connect, deadline_s)
     # A call that hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
-    group.watchdog.before_end(connection.communicator.request_abort)
+    group.watchdog.before_end.append(connection.communicator.request_abort)
     _CONNECTIONS[key] = connection
     return connection
 

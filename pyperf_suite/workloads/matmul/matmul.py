@@ -57,10 +57,7 @@ POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
-    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses.
-
-    Where neither fits the device's shared memory and the tile leaves the stages open, the same with fewer stages.
-    """
+    """`kernels/matmul.py`: by tensor descriptors where device and shapes allow, with fewer stages where memory asks."""
 
     name = "triton"
     device_kind = "cuda"

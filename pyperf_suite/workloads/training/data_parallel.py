@@ -179,11 +179,7 @@ class Replica(RankSteps):
         return found
 
     def _buckets(self) -> list[int]:
-        """Bytes of every bucket in order, by DDP's own log.
-
-        The first step shows it the order in which gradients are made, by which it cuts buckets anew in the second; that
-        is logged as the third begins.
-        """
+        """Bytes of every bucket in order, by DDP's own log, which tells the final cut as the third step begins."""
         for _ in range(3):
             self._run(self.call)
         logged = self.call._get_ddp_logging_data()
@@ -229,11 +225,7 @@ class Replica(RankSteps):
         return micro_batches
 
     def _single_process(self) -> list[Any]:
-        """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
-
-        In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
-        that is looked for.
-        """
+        """Each weight's gradient over all ranks, computed here in float64, on a GPU in float32."""
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
@@ -328,10 +320,7 @@ class OverlapParameters:
 
 
 class SideBySide(RankSteps):
-    """One rank's operands of a product and buffer of an all_reduce; subclasses know how the two run.
-
-    The all_reduce takes the mean: repeated on its own result it changes nothing, where sums would grow without end.
-    """
+    """One rank's operands of a product and buffer of an all_reduce, of the mean, which repeated changes nothing."""
 
     def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
         super().__init__(parameters, rank, group, where)

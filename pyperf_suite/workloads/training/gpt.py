@@ -212,10 +212,7 @@ def require_attention(shape: TransformerShape, device: torch.device | str, dtype
 
 
 def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
-    """Seeded tokens and targets [batch, seq] for a Gpt, classes [batch] for an Encoder; for Blocks a standard normal x.
-
-    That is [batch, seq, hidden].
-    """
+    """Seeded tokens and targets [batch, seq] of a Gpt, classes [batch] of an Encoder, x [batch, seq, hidden] else."""
     generator = torch.Generator().manual_seed(seed)
     if not shape.vocab:
         return (torch.randn(shape.batch, shape.seq, shape.hidden, generator=generator),)

@@ -53,11 +53,7 @@ PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
 class TextFiles:
-    """A file of words a sample, by which a tokeniser of a fixed vocabulary finds their numbers: [LENGTH] int64 tokens.
-
-    Index it for the decoded sample, as torch's DataLoader does in its workers. It holds no handles: a worker that is
-    started rather than forked gets a copy.
-    """
+    """A file of words a sample, of which a tokeniser of a fixed vocabulary makes [LENGTH] int64 tokens."""
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         self._folder, self._count, self._seed = folder, count, seed
@@ -81,10 +77,7 @@ class TextFiles:
         return [f"sample {number} is not what was written" for number in different]
 
     def checked(self, batches: Any) -> Checked:
-        """One epoch: every sample once, and as it was written.
-
-        `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
-        """
+        """One epoch: each sample once and as written; `batches` yields (numbers, samples) in host memory."""
         seen = np.zeros(len(self), dtype=int)
         wrong: list[str] = []
         for numbers, samples in batches:

@@ -56,10 +56,7 @@ T = TypeVar("T")
 
 
 class LayerShapes:
-    """Shapes of a pass by its parameters: the sizes of its tensors, and the work that they take.
-
-    `most_sets` operand sets are rotated through; forward keeps what backward needs where it `keeps_graph`.
-    """
+    """Sizes of a pass's tensors, and its work; `most_sets` rotate, and `keeps_graph` keeps what backward needs."""
 
     most_sets: ClassVar[int] = MOST_SETS
     keeps_graph: ClassVar[bool] = True
@@ -174,10 +171,7 @@ class LayerPassParameters(LayerShapes):
 
 @dataclass(frozen=True)
 class BlockPartParameters(LayerShapes, TransformerShape):
-    """A transformer, the part of one of its blocks that is timed, in that type and on `workers` CPU cores.
-
-    Forward alone, without autograd, on a single set of operands, as a block's own are warm.
-    """
+    """A transformer, and the part of one of its blocks that is timed: forward alone, on warm operands."""
 
     most_sets = 1
     keeps_graph = False

@@ -157,10 +157,7 @@ OPTIMIZERS = tuple(RULES)
 
 @dataclass(frozen=True)
 class TensorSet:
-    """`tensors` matrices of one size, or the parameters of a named shape (shapes.py), which are of several.
-
-    `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS, or the shape's name.
-    """
+    """`tensors` matrices of one size, or the parameters of a named shape; `parse` reads what `str` writes."""
 
     tensors: int
     rows: int
@@ -256,10 +253,7 @@ class UpdateSteps(Prepared):
         self.optimizer.step()
 
     def check(self) -> Checked:
-        """One more update of all tensors, weights and states element by element, against float64 from where they stand.
-
-        States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
-        """
+        """One more update of all tensors against float64; of 8-bit states a first one, by an optimizer without any."""
         after = self.tensors
         before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:

@@ -161,10 +161,7 @@ class CheckpointedSteps(TorchSteps):
             raise Unsupported(f"Batch {self._batch} does not fit: {why}, and {self._budget / 1e6:.4g} MB are allowed.")
 
     def check(self) -> Checked:
-        """The batch against float64, or its first sequence where all of it would take too long.
-
-        Where that would too, against the same model without checkpointing on the same device.
-        """
+        """Compare the batch with float64, else its first sequence, else with the model without checkpointing."""
         if self._affords_float64(self._batch):
             return super().check()
         with self._one_sequence():

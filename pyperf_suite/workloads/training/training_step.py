@@ -127,10 +127,7 @@ class TrainingStepParameters(TransformerShape):
             raise UserError(f"{self.precision} casts no weights: leave cast_cache={self.cast_cache} out.")
 
     def require_reference(self, sequences: int) -> None:
-        """Raise Unsupported where the host has no room for gradients in float64, of `sequences` sequences at a time.
-
-        Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
-        """
+        """Raise Unsupported where the host has no room for float64 gradients of `sequences` sequences at a time."""
         keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
         kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
         model = self.dimensions
@@ -360,10 +357,7 @@ class PrecisionSteps(TorchSteps):
     """Steps that report what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes by kind, and how many casts of weights, of how many bytes, there are in a step; a GPU's peak of a step.
-
-        The peak is by torch's allocator, with weights and inputs.
-        """
+        """Bytes by kind, casts of weights in a step and their bytes; a GPU's peak by torch's allocator."""
         reported = self.bytes_by_kind()
         cast = self._held_bytes.casts(self.model, lambda: self.launch(0))
         reported["cast"] = sum(cast)

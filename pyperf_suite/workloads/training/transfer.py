@@ -51,11 +51,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")  # here a file is memory, and no disk
 
 @dataclass(frozen=True)
 class TransferParameters:
-    """One transfer of `size_bytes` bytes.
-
-    `workers` are CPU cores that copy. `pinned` host memory is what a GPU reads without a detour. `folder` is the one on
-    whose disk a file is read; empty for the one that results go to.
-    """
+    """One transfer: `workers` CPU cores copy, host memory is `pinned`, a file lies in `folder` (empty: results')."""
 
     size_bytes: Annotated[int, Within(1)]
     workers: Annotated[int, Within(1)] = 1
@@ -114,10 +110,7 @@ class Copies(Compared):
 
 
 class MemcpySteps(Copies):
-    """The C library's memmove on one core.
-
-    It is called through ctypes, whose own cost is part of the latency: about a third of a microsecond.
-    """
+    """The C library's memmove on one core, by ctypes, which adds about a third of a microsecond."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters, place.seed)
@@ -246,10 +239,7 @@ class FileReads(Compared):
 
 
 def folder_of(parameters: TransferParameters) -> Path:
-    """The requested folder, else the one that results go to, else where this process runs.
-
-    Raises Unsupported for one that is not there.
-    """
+    """The requested folder, else the results', else where this process runs. Raises Unsupported if it is not there."""
     folder = Path(parameters.folder) if parameters.folder else RESULTS if RESULTS.is_dir() else Path()
     if not folder.is_dir():
         raise Unsupported(f"There is no folder {folder} to write a file in.")
