@@ -133,19 +133,16 @@ class Shape:
             raise ValueError(f"An attention of {requested} was requested, but each is at least 1.")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} heads of K and V were requested, but they do not divide {self.heads}.")
-        if max(self.rows_q, self.rows_k) > LARGEST_ROWS:
+        rows = max(self.rows_q, self.batch * self.kv_heads * self.seq_k)
+        if rows > LARGEST_ROWS:
             raise ValueError(
-                f"{max(self.rows_q, self.rows_k)} rows were requested in all, but the kernels count them in 32 bits: "
+                f"{rows} rows were requested in all, but the kernels count them in 32 bits: "
                 f"take at most {LARGEST_ROWS}."
             )
 
     @property
     def rows_q(self) -> int:
         return self.batch * self.heads * self.seq_q
-
-    @property
-    def rows_k(self) -> int:
-        return self.batch * self.kv_heads * self.seq_k
 
     @property
     def group(self) -> int:

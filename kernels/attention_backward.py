@@ -1,7 +1,4 @@
-"""Triton's gradients of attention, from a forward pass done before: dQ, dK and dV of one shape under one configuration.
-
-Three launches: ⟨O, dO⟩ of each query, then dK and dV by blocks of keys, then dQ by blocks of queries.
-"""
+"""Triton's gradients of attention in three launches: ⟨O, dO⟩, then dK and dV by blocks of keys, then dQ by queries."""
 
 from __future__ import annotations
 

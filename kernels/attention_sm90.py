@@ -1,8 +1,4 @@
-"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments.
-
-The arithmetic is that of `kernels/cuda/attention_tile.cuh`; the tests compare the two. Forward only; layouts are those
-of `kernels/attention.py`.
-"""
+"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments. Forward only."""
 
 from __future__ import annotations
 
@@ -70,7 +66,8 @@ class Specialisation:
             raise ValueError(f"A polynomial for {self.polynomial} of 8 powers was requested: it can be for 0 to 8.")
         if self.smem_bytes > SHARED_BYTES:
             fitting = most_stages(self)
-            nearest = f"{fitting} stages do" if fitting >= 2 else f"take {most_keys(self)} keys a step"
+            keys = (SHARED_BYTES - self.q_bytes - 64) // (4 * self.head_dim * ELEMENT_BYTES) // 16 * 16
+            nearest = f"{fitting} stages do" if fitting >= 2 else f"take {keys} keys a step"
             raise ValueError(
                 f"Blocks {self.queries}x{self.keys} of head_dim {self.head_dim} with {self.stages} stages take "
                 f"{self.smem_bytes} bytes of shared memory, and a block of compute capability 9.0 has {SHARED_BYTES}: "
@@ -241,11 +238,6 @@ def padded_head_dim(head_dim: int) -> int:
 def most_stages(kernel: Specialisation) -> int:
     """As many stages as shared memory has room for besides Q."""
     return (SHARED_BYTES - kernel.q_bytes) // kernel.stage_bytes
-
-
-def most_keys(kernel: Specialisation) -> int:
-    """As many keys as shared memory has room for in two stages besides Q."""
-    return (SHARED_BYTES - kernel.q_bytes - 64) // (4 * kernel.head_dim * ELEMENT_BYTES) // 16 * 16
 
 
 def specialise(

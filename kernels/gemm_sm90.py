@@ -1,8 +1,4 @@
-"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments.
-
-The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
-tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
-"""
+"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run.
-
-Nothing is tuned here: the requested configuration runs. torch and Triton are imported when a kernel is run or compiled.
-"""
+"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compile CUDA source for a target with NVRTC: no device, no toolkit and no built extension needed.
-
-The library is the one that torch's CUDA wheels or the package nvidia-cuda-nvrtc bring; its few prototypes stand here.
-"""
+"""Compile CUDA source for a target with NVRTC, from torch's CUDA wheels or nvidia-cuda-nvrtc: no device needed."""
 
 from __future__ import annotations
 

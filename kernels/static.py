@@ -1,8 +1,4 @@
-"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free.
-
-A kernel that starts to spill, to need more registers or to lose its tensor-core instructions is a regression that is
-seen on a machine with no GPU.
-"""
+"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free."""
 
 from __future__ import annotations
 

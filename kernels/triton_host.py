@@ -1,7 +1,4 @@
-"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target.
-
-torch and Triton are imported when something is run or compiled.
-"""
+"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target."""
 
 from __future__ import annotations
 

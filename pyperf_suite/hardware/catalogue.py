@@ -1,7 +1,4 @@
-"""Data sheets of GPUs, and properties that all GPUs of a compute capability have in common.
-
-The values are in gpus.toml in this folder. This module gives them units and finds GPUs by the many names they have.
-"""
+"""Data sheets of GPUs from gpus.toml, and properties that all GPUs of a compute capability have in common."""
 
 from __future__ import annotations
 
@@ -103,13 +100,13 @@ def find_gpu(name: str) -> GpuSpec:
 
     A name that leaves out form or memory means the one sold most: "A100" is the SXM module with 80 GB.
     """
-    found = _by_key().get(_key(name))
-    if found is None:
+    gpu = _by_key().get(_key(name))
+    if gpu is None:
         near = difflib.get_close_matches(_key(name[:80]), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
         offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
         choice = f"did you mean {' or '.join(offered)}?" if offered else f"it has {', '.join(map(str, all_gpus()))}."
         raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {choice}")
-    return found
+    return gpu
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
@@ -118,7 +115,9 @@ def capability_of(name: str) -> tuple[int, int] | None:
     if exact is not None:
         return exact.compute_capability
     words = set(_words(name))
-    found = {gpu.compute_capability for gpu in all_gpus() if _model_word(gpu) in words}
+    # The word with a number names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada".
+    models = {gpu: [word for word in _words(gpu.name) if re.search("[0-9]", word)][:1] for gpu in all_gpus()}
+    found = {gpu.compute_capability for gpu, model in models.items() if words.intersection(model)}
     found |= {each.compute_capability for each in architectures() if words.intersection(each.models)}
     return found.pop() if len(found) == 1 else None
 
@@ -196,11 +195,6 @@ def _by_key() -> Mapping[str, GpuSpec]:
 
 def _words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", name.lower())
-
-
-def _model_word(gpu: GpuSpec) -> str | None:
-    """The word with a number that names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada"."""
-    return next((word for word in _words(gpu.name) if re.search("[0-9]", word)), None)
 
 
 def _key(name: str) -> str:

@@ -1,7 +1,4 @@
-"""The CPU this process runs on: model, the cores it may use, caches, sockets, memory nodes, and whether it is virtual.
-
-Linux's /proc and /sys are read first, then the C library and psutil.
-"""
+"""The CPU this process runs on, by /proc and /sys first: model, cores it may use, caches, sockets, memory nodes."""
 
 from __future__ import annotations
 

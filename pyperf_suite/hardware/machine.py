@@ -49,7 +49,7 @@ def identity(device: Device) -> Identity:
     """The identity of this machine for runs on that device. Raises Unavailable where the driver refuses."""
     if device.kind == "cpu":
         processor = cpu.detect()
-        # Those cores that this process may use, for the waves of a product run on them.
+        # Cores that this process may use, for the waves of a product run on them.
         fields = {"model": processor.model, "cores": processor.usable_cores}
         return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
     return gpu_identity(gpus(), device.index, nvml())

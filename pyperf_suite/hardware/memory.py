@@ -1,7 +1,4 @@
-"""How much memory and CPU time this process may take: what the machine has, or what its control groups leave of it.
-
-Both versions of control groups are read. Each group from this process's own up to the root counts: the narrowest holds.
-"""
+"""Memory and CPU time this process may take: the machine's, or the narrowest of its control groups', up to the root."""
 
 from __future__ import annotations
 

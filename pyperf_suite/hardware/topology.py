@@ -1,7 +1,4 @@
-"""How a machine's GPUs and network cards are wired, read from the matrix that `nvidia-smi topo -m` prints.
-
-The matrix says the kind of each path; what such a path carries at best comes from `links`.
-"""
+"""How a machine's GPUs and network cards are wired, read from the matrix that `nvidia-smi topo -m` prints."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import functools
 import heapq
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -144,18 +144,14 @@ class TiledAttention:
             rounds = int(ceil_div(self.tiles, self.slots))
             return rounds * int(self.steps[0]), rounds
         free_at = [(0, 0)] * min(self.slots, self.tiles)
-        for steps in self._handed_out():
-            done, tiles = free_at[0]
-            heapq.heapreplace(free_at, (done + steps, tiles + 1))
-        return max(free_at)
-
-    def _handed_out(self) -> Iterator[int]:
         heads = self.batch * self.heads
         together = min(self.heads_together or heads, heads) if self.heaviest_first else 1
         in_order = sorted(self.steps.tolist(), reverse=self.heaviest_first)
         for first in range(0, heads, together):
-            for steps in in_order:
-                yield from (steps for _ in range(min(together, heads - first)))
+            for steps in np.repeat(in_order, min(together, heads - first)).tolist():
+                done, tiles = free_at[0]
+                heapq.heapreplace(free_at, (done + steps, tiles + 1))
+        return max(free_at)
 
 
 FEWEST_FITTED = 5  # the law has five constants; with fewer cases it repeats what it was given

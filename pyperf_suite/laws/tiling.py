@@ -1,7 +1,4 @@
-"""Effect of its sizes on a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes.
-
-A `Tile` and a `Schedule` are requested of every kernel of the suite. `StaircaseLaw` fits the time of a product to them.
-"""
+"""Effect of its sizes on a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes."""
 
 from __future__ import annotations
 
@@ -212,7 +209,8 @@ def _busiest_of_stream_k(
     begin, end = (n * share[..., None] + n * rest[..., None] // workers for n in (unit, unit + 1))
     first, last = begin // of_tile, np.maximum(end - 1, begin) // of_tile
     # The unit that began the tile: units before it have begun no later k-tile than the tile's first.
-    starter = np.array([np.searchsorted(row, at, "right") - 1 for row, at in _pairs(begin, first * of_tile)])
+    rows = (each.reshape(-1, workers) for each in (begin, first * of_tile))
+    starter = np.array([np.searchsorted(row, at, "right") - 1 for row, at in zip(*rows, strict=True)])
     finishes = (begin > first * of_tile) & (end >= (first + 1) * of_tile)
     partials = (end > (last * of_tile)) * (end % of_tile > 0) + finishes * (unit - starter.reshape(begin.shape))
     busiest = np.argmax(end - begin + PARTIAL_IN_K_TILES * partials, axis=-1)[..., None]
@@ -222,12 +220,6 @@ def _busiest_of_stream_k(
     computed, visits, partials = chosen
     extent = whole_tiles * depth + computed * depth / k_tiles
     return CriticalPath(extent, (whole_tiles + visits).astype(np.float64), partials.astype(np.float64))
-
-
-def _pairs(rows: NDArray[np.int64], others: NDArray[np.int64]) -> zip[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Rows of two arrays along their last axis."""
-    width = rows.shape[-1]
-    return zip(rows.reshape(-1, width), others.reshape(-1, width), strict=True)
 
 
 @dataclass(frozen=True)

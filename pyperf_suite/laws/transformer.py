@@ -118,10 +118,6 @@ class ModelDimensions:
         return self.layers - self.dense_layers
 
     @property
-    def attention_parameters(self) -> int:
-        return self._projections + self._attention_biases + 2 * self.head_dim * self.qk_norm
-
-    @property
     def expert_parameters(self) -> int:
         return self._mlp_parameters(self.expert_ffn)
 
@@ -154,24 +150,6 @@ class ModelDimensions:
         return self.parameters - self.sparse_layers * (self.experts - self.top_k) * self.expert_parameters
 
     @property
-    def _projections(self) -> int:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if not self.latent_rank:
-            return 2 * self.hidden * (queries + keys)
-        down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
-        from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
-        latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
-        return down_and_up + latent + self.heads * self.value_head_dim * self.hidden
-
-    @property
-    def _attention_biases(self) -> int:
-        if self.latent_rank:
-            inner = self.query_rank + self.latent_rank + self.rope_head_dim  # of the projections down alone
-        else:
-            inner = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return inner * self.qkv_bias + self.hidden * self.output_bias
-
-    @property
     def _sparse_mlp_parameters(self) -> int:
         router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
         shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
@@ -179,7 +157,18 @@ class ModelDimensions:
 
     @property
     def _outside_mlp(self) -> int:
-        return self.attention_parameters + self.norms * self._norm_parameters
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.latent_rank:
+            down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
+            from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
+            latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
+            projections = down_and_up + latent + self.heads * self.value_head_dim * self.hidden
+            biased = self.query_rank + self.latent_rank + self.rope_head_dim  # of the projections down alone
+        else:
+            projections, biased = 2 * self.hidden * (queries + keys), queries + 2 * keys
+        biases = biased * self.qkv_bias + self.hidden * self.output_bias
+        norms = 2 * self.head_dim * self.qk_norm + self.norms * self._norm_parameters
+        return projections + biases + norms
 
     @property
     def _norm_parameters(self) -> int:

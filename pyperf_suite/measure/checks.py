@@ -1,8 +1,4 @@
-"""Checks of what launches leave while they are timed: chance draws the ends of parts, and the last is looked at.
-
-A race or a bad operand set shows in some launches only; what was verified before timing says nothing of those. What
-ran last is surely there still, and nothing that runs can know which launch that will be.
-"""
+"""Check what launches leave while they are timed: chance draws the ends of parts, and the last is looked at."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one interface through which every clock is read, and the stopwatches of the host and of a CUDA device.
-
-A stopwatch times whole blocks of samples, so that a clock on a device can queue a block and read all of it afterwards.
-"""
+"""The one interface through which every clock is read, and the stopwatches of the host and of a CUDA device."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
@@ -65,9 +64,7 @@ class Around:
         self._begin = _counters()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end = _counters()
         for name, value in end.items():
             if name in self._begin:
@@ -291,12 +288,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-DISCARD_REASONS = (
-    "hardware slowdown",
-    "thermal slowdown by software",
-    "thermal slowdown by hardware",
-    "power brake",
-)
+DISCARD_REASONS = ("hardware slowdown", "thermal slowdown by software", "thermal slowdown by hardware", "power brake")
 
 
 def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
@@ -348,9 +340,7 @@ class AroundGpu:
         self._sent_before = self._manager.nvlink_bytes(self._uuid)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
         self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._reported)}

@@ -125,16 +125,6 @@ class DimensionSweep:
         padded = (round_up(size, multiple) for size in self.sizes for multiple in self.pad_to)
         return [vars(self.shape) | {self.along: size} for size in sorted({*self.sizes, *padded})]
 
-    def padded_at_each_call(self) -> list[dict[str, Any]]:
-        """M, N, K and the multiple to pad them to, where that changes this dimension and no other."""
-        others = [size for name, size in vars(self.shape).items() if name != self.along]
-        return [
-            vars(self.shape) | {self.along: size, "pad_to": multiple}
-            for size in self.sizes
-            for multiple in self.pad_to
-            if size % multiple and not any(other % multiple for other in others)
-        ]
-
 
 # The layout of the base's own part in a network, and the hints that Triton finds itself.
 OWN_LAYOUT, OWN_HINTS = "own", "own"
@@ -236,14 +226,20 @@ def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
         for implementation, tile, schedule, hints in itertools.product(kernels, axes.tile, axes.schedule, axes.hints):
             if implementation != "triton" and hints != OWN_HINTS:
                 continue
+            chosen = Tile.parse(tile) if tile != CHOSEN else None
+            if chosen is None and implementation == "triton":
+                # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
+                chosen = Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
             ours = Schedule.parse(f"{schedule}@{workers}")
-            kernel = replace(library, schedule=ours, tile=_tile(tile, implementation, dtype))
-            kernel = replace(kernel, hints="" if hints == OWN_HINTS else hints)
+            kernel = replace(library, schedule=ours, tile=chosen, hints="" if hints == OWN_HINTS else hints)
             requested += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
         requested += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
-        requested += [
-            (name, replace(library, **shape)) for name in axes.padded for shape in varied.padded_at_each_call()
-        ]
+        # Padded at each call where that changes this dimension and no other.
+        others = [size for name, size in vars(varied.shape).items() if name != varied.along]
+        for name, size, multiple in itertools.product(axes.padded, varied.sizes, varied.pad_to):
+            if size % multiple and not any(other % multiple for other in others):
+                shape = vars(varied.shape) | {varied.along: size, "pad_to": multiple}
+                requested.append((name, replace(library, **shape)))
         yield from (Case("matmul", parameters, implementation, mode=mode) for implementation, parameters in requested)
 
 
@@ -270,15 +266,6 @@ def _in_real_life(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
         near = (getattr(shape, case.along) + offset for offset in case.offsets)
         sizes = tuple(sorted({*case.sizes, *(size for size in near if size >= 1)}))
         yield DimensionSweep(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
-
-
-def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
-    if word != CHOSEN:
-        return Tile.parse(word)
-    if implementation == "triton":
-        # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
-        return Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
-    return None
 
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
@@ -366,18 +353,15 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
     return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
 
 
-def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
-    """Every size with the next that divides by more and ends on a line of memory."""
-    device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
-    line = elements_in(LINE_BYTES[device], element_type(sweep.base.p.dtype).size_bytes)
-    for size in sweep.rows:
-        yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]
-
-
 def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
-    """By setting, dimension and divisor."""
+    """By setting, dimension and divisor: sizes with the next that divides by more and ends on a line of memory."""
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
-        pairs = [pair for sweep in members for pair in BaselinePair.each(sweep, _next_aligned(sweep))]
+        pairs: list[BaselinePair] = []
+        for sweep in members:
+            device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
+            line = elements_in(LINE_BYTES[device], element_type(sweep.base.p.dtype).size_bytes)
+            aligned = {size: [each for each in _to_pad_to(sweep, size) if each % line == 0] for size in sweep.rows}
+            pairs += BaselinePair.each(sweep, ((size, larger[0]) for size, larger in aligned.items() if larger))
         for divisor, similar in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
             gain = mean_speedup([(pair.row.reading, pair.other_row.reading) for pair in similar])
             if gain is not None:

@@ -1,7 +1,4 @@
-"""Attention head sizing: which number of heads, and so which head dimension, runs fastest at the same parameters.
-
-Sweeps split a hidden size into heads, and step head_dim over the buckets of known kernels at a fixed number of heads.
-"""
+"""Attention head sizing: which number of heads, and so which head dimension, runs fastest at the same parameters."""
 
 from __future__ import annotations
 
@@ -26,15 +23,7 @@ from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import attention_defaults, attention_sm90
 from pyperf_suite.laws.attention_pipes import EXPONENTIAL_COLUMNS, bounding_unit
-from pyperf_suite.laws.tiled_attention import (
-    BUCKETS,
-    Blocks,
-    FittedLaw,
-    HeadSizeLaw,
-    TiledAttention,
-    bucket_of,
-    causes,
-)
+from pyperf_suite.laws.tiled_attention import BUCKETS, Blocks, FittedLaw, HeadSizeLaw, TiledAttention, bucket_of, causes
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio

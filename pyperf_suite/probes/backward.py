@@ -1,7 +1,4 @@
-"""Backward against forward, layer by layer: the time of each gradient, and the bytes that activations move.
-
-Products are compared with twice their forward's FLOPs, activations with a copy of as many bytes.
-"""
+"""Backward against forward, layer by layer: the time of each gradient, and the bytes that activations move."""
 
 from __future__ import annotations
 

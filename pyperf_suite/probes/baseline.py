@@ -1,8 +1,4 @@
-"""How our own matrix product compares with the library's on the same shapes, in the same run.
-
-A probe's kernel explains a machine only where it is about as fast as what people really use there. The other probes of
-products share the axes, the library's side of a product, and the sweeps along one of its sizes.
-"""
+"""How our own matrix product compares with the library's on the same shapes, in the same run."""
 
 from __future__ import annotations
 
@@ -13,15 +9,7 @@ from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import (
-    AxisTable,
-    Shape,
-    all_cores,
-    by,
-    multiprocessors,
-    one_and_all_cores,
-    parsed,
-)
+from pyperf_suite.findings.axes import AxisTable, Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
 from pyperf_suite.findings.data import Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped

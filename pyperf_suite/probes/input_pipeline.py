@@ -1,7 +1,4 @@
-"""How long a model waits for its batches, and which settings of torch's DataLoader shorten that.
-
-Steady state and the begin of an epoch, where workers start, are reported apart.
-"""
+"""How long a model waits for its batches, and which settings of torch's DataLoader shorten that."""
 
 from __future__ import annotations
 

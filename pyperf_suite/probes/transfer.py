@@ -1,7 +1,4 @@
-"""How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
-
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/alpha_beta.py).
-"""
+"""How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files."""
 
 from __future__ import annotations
 
@@ -241,17 +238,14 @@ def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
     sizes = sorted({row.p.size_bytes for curve in fitted for row in curve.rows})
     ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
-    drawn = tuple(each for curve in fitted for each in _series(curve))
-    panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
+    drawn: list[Series] = []
+    for curve in fitted:
+        ends = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
+        drawn.append(series(curve.name, curve.rows, "size_bytes", rate))
+        drawn.append(law_over_sizes(f"law of {curve.name}", curve.law, *ends, LAW_POINTS))
+    panel = Panel("Transfers", "size", "rate", tuple(drawn), x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return figure("transfer", "Rate of transfers by size", caption, [panel] if drawn else ())
-
-
-def _series(curve: TransferCurve) -> Iterator[Series]:
-    yield series(curve.name, curve.rows, "size_bytes", rate)
-    if curve.law:
-        sizes = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
-        yield law_over_sizes(f"law of {curve.name}", curve.law, *sizes, LAW_POINTS)
 
 
 PROBE = Probe(

@@ -369,15 +369,13 @@ class Watchdog:
         deadline = self._deadline
         if deadline is not None and time.monotonic() > deadline[0]:
             return self.who_is_missing(self._doing, deadline[1])
-        if self._rank != 0 and self._first_is_silent():
-            return self.who_is_missing(self._doing, FIRST_SILENT_S)
-        return ""
-
-    def _first_is_silent(self) -> bool:
+        if self._rank == 0:
+            return ""
         heard, since = self._store.get("alive/0").decode() if self._store.check(["alive/0"]) else "", time.monotonic()
         if heard != self._first_heard[0]:
             self._first_heard = (heard, since)
-        return since - self._first_heard[1] > FIRST_SILENT_S
+        is_silent = since - self._first_heard[1] > FIRST_SILENT_S
+        return self.who_is_missing(self._doing, FIRST_SILENT_S) if is_silent else ""
 
     def _finish(self, sentence: str) -> None:
         if not _ending.acquire(blocking=False):

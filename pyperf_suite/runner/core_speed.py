@@ -1,8 +1,4 @@
-"""Memory of how fast a machine's cores are at their best, below the user's cache folder.
-
-A run that lies in a slow stretch of its machine from beginning to end cannot tell by itself. Machines that share a home
-have a file each, by name and kind.
-"""
+"""Memory of how fast a machine's cores are at their best, below the user's cache folder, by machine and kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One run from first to last case: workers, the journal, resume, the sentinel.
-
-Front ends ask for one planned case after the other and get its records; they never touch a device.
-"""
+"""One run from first to last case: workers, the journal, resume, the sentinel. Front ends never touch a device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went.
-
-Whatever is launched, on one process or by a group of ranks, comes through `timed`.
-"""
+"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went."""
 
 from __future__ import annotations
 

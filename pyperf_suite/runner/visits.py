@@ -58,7 +58,13 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
     )
     measurement = with_levels(measurement, reasons, disturbances["loop_s"], rule)
     time = time_metric(measurement, disturbances["drift"], bool(second.work.get("flop")))
-    sampling = {**second.sampling, **_of_ranks(visits)}
+    sampling = dict(second.sampling)
+    for name, of_ranks in second.sampling.items():
+        if name.startswith("rank_"):
+            pairs = zip(first.sampling[name], of_ranks, strict=True)
+            is_samples = name == "rank_samples_s"
+            both = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
+            sampling[name] = both
     sampling |= {name: getattr(measurement, name) for name in SAMPLING_FIELDS}
     sampling |= {name: _sum(visits, "sampling", name) for name in SUMMED_SAMPLING if name in second.sampling}
     sampling |= {
@@ -118,16 +124,6 @@ def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
         low, high = min(each.low for each in both), max(each.high for each in both)
         metrics[name] = Metric(metric.unit, middle[0], low, high, middle[1], middle[2], samples)
     return metrics
-
-
-def _of_ranks(visits: Sequence[Record]) -> dict[str, Any]:
-    joined: dict[str, Any] = {}
-    for name, of_ranks in visits[1].sampling.items():
-        if name.startswith("rank_"):
-            pairs = zip(visits[0].sampling[name], of_ranks, strict=True)
-            is_samples = name == "rank_samples_s"
-            joined[name] = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
-    return joined
 
 
 def _verification(visits: Sequence[Record]) -> Mapping[str, Any]:

@@ -1,7 +1,4 @@
-"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it.
-
-Each request to a worker has a deadline; a worker that does not answer is ended, and how it ended is reported.
-"""
+"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,10 @@ def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
         rounded = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)
         return (rounded >> np.uint32(16)).astype(np.uint16)
     if dtype == "tfloat32":
-        return _round_to_tfloat32(values)
+        # The 10 bits of fraction that tensor cores multiply, so that nothing is rounded when they do.
+        bits = values.view(np.uint32)
+        kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+        return np.where(np.isnan(values), values, kept.view(np.float32))
     if dtype == "float8_e4m3fn":
         magnitudes = _e4m3_values()[:127].astype(np.float64)
         wanted = np.abs(values.astype(np.float64))
@@ -114,13 +117,8 @@ def torch_name(dtype: str) -> str:
     return "float32" if dtype == "tfloat32" else dtype
 
 
-def poison_array(array: NDArray[Any]) -> None:
-    """Fill an array in storage form with what no correct output of its type holds."""
-    array.fill(next(each.not_a_number for each in ELEMENT_TYPES.values() if each.storage == array.dtype))
-
-
 def poison_tensor(tensor: Any) -> None:
-    """The same for a torch tensor."""
+    """Fill a torch tensor with what no correct output of its type holds."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else NEVER_A_SUM)
 
 
@@ -143,13 +141,6 @@ def _e4m3_values() -> NDArray[np.float32]:
     magnitude = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
     values = np.where(codes & 128, -magnitude, magnitude)
     return np.where((codes & 127) == 127, np.nan, values).astype(np.float32)
-
-
-def _round_to_tfloat32(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 with the 10 bits of fraction that tensor cores multiply, so that nothing is rounded when they do."""
-    bits = values.view(np.uint32)
-    kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(values), values, kept.view(np.float32))
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ from pyperf_suite.workloads.backends import (
     require_cores,
 )
 from pyperf_suite.workloads.operands import (
+    ELEMENT_TYPES,
     Operand,
     Operands,
     aligned_empty,
     element_type,
     fill_on_device,
-    poison_array,
     poison_tensor,
     torch_name,
     widen,
@@ -124,7 +124,7 @@ class HostArrays(OperandSets):
         return copy
 
     def poison(self, buffer: Array) -> None:
-        poison_array(buffer)
+        buffer.fill(next(each.not_a_number for each in ELEMENT_TYPES.values() if each.storage == buffer.dtype))
 
 
 class TorchTensors(OperandSets):
@@ -264,12 +264,8 @@ def copied(values: Any) -> Any:
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 
-def same_bits(left: Any, right: Any) -> bool:
-    """True if two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
-    return left.shape == right.shape and bool((_bits(left) == _bits(right)).all())
-
-
 def _bits(values: Any) -> Any:
+    """Bytes as integers, of which a NaN equals itself."""
     if isinstance(values, np.ndarray):
         return values.view(np.dtype(f"u{values.dtype.itemsize}"))
     import torch
@@ -335,7 +331,8 @@ class Launches(Prepared):
         return {name: copied(found) for name, found in self.results(index).items()}
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        return all(same_bits(found, snapshot[name]) for name, found in self.results(index).items())
+        pairs = [(found, snapshot[name]) for name, found in self.results(index).items()]
+        return all(now.shape == then.shape and bool((_bits(now) == _bits(then)).all()) for now, then in pairs)
 
 
 class TimedImplementation(ImplementationBase[Parameters]):

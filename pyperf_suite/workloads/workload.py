@@ -1,8 +1,4 @@
-"""Protocol of workloads: products, attention, exchanges, machine code, training steps and anybody's kernel.
-
-A workload is parameters and implementations. An implementation prepares a case; a prepared case can be launched and
-checked, and reports its observations.
-"""
+"""Protocol of workloads: products, attention, exchanges, machine code, training steps and anybody's kernel."""
 
 from __future__ import annotations
 

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.transformer import (
-    ModelDimensions,
-    Recompute,
-    Sharding,
-    Sizes,
-    attention_call,
-    check_recompute,
-)
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, attention_call, check_recompute
 
 FIRST, LAST = -1, -2
 

@@ -1,7 +1,4 @@
-"""Attention as an operator, forward and backward: our own kernels, on a GPU in CUDA and Triton, and two products.
-
-A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
-"""
+"""Attention as an operator, forward and backward: our own kernels, on a GPU in CUDA and Triton, and two products."""
 
 from __future__ import annotations
 

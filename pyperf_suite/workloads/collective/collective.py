@@ -1,8 +1,4 @@
-"""Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs.
-
-Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in training
-scripts.
-"""
+"""Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -19,14 +15,7 @@ from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters,
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.workloads.on_ranks import OnRanks, OverGloo, OverNccl
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import (
-    ExecutionContext,
-    Kernel,
-    RankTimes,
-    Transfers,
-    Work,
-    by_name,
-)
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, RankTimes, Transfers, Work, by_name
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")  # types of gloo
 
@@ -94,6 +83,7 @@ class TorchTransfers(Exchange):
         self._output: Any
         self._input = self.send.tensor[data.input_at :][: data.inputs] if data.inputs else None
         self._output = into.tensor[data.output_at :][: data.outputs] if data.outputs else None
+        self.call: Any
         self.call, function = self._bound()
         self.kernel = Kernel(function, path, {"torch": torch.__version__})
 
@@ -104,7 +94,7 @@ class TorchTransfers(Exchange):
         return on_ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
 
     def close(self) -> None:
-        self.call, self._input, self._output = _closed, None, None
+        self.call = self._input = self._output = None
         super().close()
 
     def _bound(self) -> Named:
@@ -248,10 +238,6 @@ def _wait(works: Sequence[Any]) -> None:
 
 def _nothing() -> None:
     """Do nothing, as an idle rank."""
-
-
-def _closed() -> None:
-    raise RuntimeError("These transfers are closed.")
 
 
 class Collective(OnRanks[CollectiveParameters]):

@@ -171,19 +171,19 @@ class Replica(RankSteps):
     def _details(self) -> dict[str, Any]:
         p = self._parameters
         weights = sum(each.numel() for each in self.model.parameters())
-        found: dict[str, Any] = {"parameters": weights, **self._torch_details()}
+        details: dict[str, Any] = {"parameters": weights, **self._torch_details()}
         if p.exchange in ("ddp", "after"):
-            buckets = self._buckets() if p.exchange == "ddp" else [weights * DTYPES[p.dtype]]
+            buckets = [weights * DTYPES[p.dtype]]
+            if p.exchange == "ddp":
+                # The second step cuts buckets anew, in the order of gradients, which DDP logs in the third.
+                for _ in range(3):
+                    self._run(self.call)
+                logged = self.call._get_ddp_logging_data()
+                sizes = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
+                buckets = [int(size) for size in sizes.split(",")]
             sent = round(p.exchanges * sum(buckets) * float(bus_factor("all_reduce", p.ranks)))
-            found |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
-        return found
-
-    def _buckets(self) -> list[int]:
-        """Bytes of every bucket in order, by DDP's own log, which tells the final cut as the third step begins."""
-        for _ in range(3):
-            self._run(self.call)
-        logged = self.call._get_ddp_logging_data()
-        return [int(size) for size in str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(",")]
+            details |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
+        return details
 
     def _wrapped(self, model: Any) -> Any:
         p = self._parameters

@@ -1,7 +1,4 @@
-"""One pass of one layer, by itself or as a part of a transformer block in forward, as workloads.
-
-Shapes, bytes and FLOPs are data; each layer has torch's own call and the formula in float64.
-"""
+"""One pass of one layer, by itself or as a part of a transformer block in forward, as workloads."""
 
 from __future__ import annotations
 

@@ -209,13 +209,9 @@ class OptimizerUpdateParameters:
         return RULES[self.optimizer].states
 
     @property
-    def tensor_bytes(self) -> int:
-        return DTYPES[self.dtype] * self.tensors.elements
-
-    @property
     def moved_bytes(self) -> int:
         """Weights and states are read and written, gradients read."""
-        return (3 + 2 * self.states) * self.tensor_bytes
+        return (3 + 2 * self.states) * DTYPES[self.dtype] * self.tensors.elements
 
     def validate(self) -> None:
         if self.tensors.elements > MOST_ELEMENTS:
@@ -355,7 +351,7 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
     )
 
     def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        return 2 * (2 + parameters.states) * parameters.tensor_bytes
+        return 2 * (2 + parameters.states) * DTYPES[parameters.dtype] * parameters.tensors.elements
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
         return Work(0, parameters.moved_bytes)

@@ -25,12 +25,7 @@ from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.training_step import (
-    StepWorkload,
-    TorchSteps,
-    TrainingStep,
-    TrainingStepParameters,
-)
+from pyperf_suite.workloads.training.training_step import StepWorkload, TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     ByFunction,
     Checked,
@@ -140,7 +135,8 @@ class CheckpointedSteps(TorchSteps):
     """Steps that are known to fit into a budget."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
-        self._batch, self._budget = parameters.batch, parameters.budget_bytes or _free_bytes(where)
+        free_bytes = where.torch.cuda.mem_get_info(where.device)[0] if where.is_gpu else memory.available_bytes()
+        self._batch, self._budget = parameters.batch, parameters.budget_bytes or int(free_bytes)
         # The input of the first block is kept in 2 bytes an element or more, whatever is dropped.
         self._require_fits(2 * parameters.tokens * parameters.hidden, "its input alone is too large")
         super().__init__(parameters, seed, where)
@@ -240,9 +236,3 @@ class CheckpointedStep(TrainingStep):
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
         return parameters.state_bytes
-
-
-def _free_bytes(where: TorchDevice) -> int:
-    if where.is_gpu:
-        return int(where.torch.cuda.mem_get_info(where.device)[0])
-    return memory.available_bytes()

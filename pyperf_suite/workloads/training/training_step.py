@@ -29,12 +29,7 @@ from pyperf_suite.workloads.backends import (
     use_products_of,
 )
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import (
-    ATTENTIONS,
-    Checkpointing,
-    TransformerShape,
-    requested_flop,
-)
+from pyperf_suite.workloads.training import ATTENTIONS, Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
