@@ -10,12 +10,7 @@ from dataclasses import replace
 
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.attention import ELEMENT_BYTES, Configuration, padded
-from pyperf_suite.kernels.triton_host import (
-    LARGEST_DESCRIPTOR_BLOCK,
-    SMALLEST_BLOCK,
-    TMA_ALIGNMENT_BYTES,
-    check_known,
-)
+from pyperf_suite.kernels.triton_host import LARGEST_DESCRIPTOR_BLOCK, SMALLEST_BLOCK, TMA_ALIGNMENT_BYTES, check_known
 
 # The largest padded head_dim that a row is for: rows held, rows a step, stages, warps.
 Rows = dict[int, tuple[int, int, int, int]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import resources
+from functools import partial
 
 from pyperf_suite.hardware.catalogue import architecture
-from pyperf_suite.kernels import gemm_sm90
+from pyperf_suite.kernels import gemm_sm90, nvrtc
 from pyperf_suite.kernels.attention import Shape, check_mask
 from pyperf_suite.kernels.gemm_sm90 import SHARED_BYTES, WARPGROUP_THREADS, register_lists
 from pyperf_suite.kernels.schedule import Schedule, reciprocal
@@ -269,7 +269,4 @@ def default_set() -> tuple[Specialisation, ...]:
     return (*map(specialise, HEAD_DIMS), *rivals)
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

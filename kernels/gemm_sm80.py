@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.schedule import Schedule
 
 FAMILY = "sm80"  # as gpus.toml names it
@@ -389,7 +389,4 @@ def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:
     return replace(specialisation, a_transposed=layout[1] == "T", b_transposed=layout[0] == "T")
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
@@ -215,12 +215,7 @@ class Specialisation:
         return 4 * self.cluster * self.consumers * 4 * schedule.shared_tiles
 
     def tensor_maps(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        leading_dimensions: tuple[int, int, int],
-        sizes: tuple[int, int, int],
+        self, a: int, b: int, c: int, leading_dimensions: tuple[int, int, int], sizes: tuple[int, int, int]
     ) -> tuple[TensorMap, TensorMap, TensorMap]:
         """The maps of A, B and C at these addresses; leading dimensions in elements of A, B, C; sizes M, N, K.
 
@@ -259,12 +254,7 @@ class Specialisation:
         self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
     ) -> list[bytes]:
         """The kernel's parameters in order, packed: the maps of A, B and C as encoded, the schedule, two addresses."""
-        return [
-            *maps,
-            schedule.packed(),
-            struct.pack("<Q", workspace),
-            struct.pack("<Q", flags),
-        ]
+        return [*maps, schedule.packed(), struct.pack("<Q", workspace), struct.pack("<Q", flags)]
 
 
 def register_lists(name: str, n: int) -> dict[str, int]:
@@ -414,7 +404,4 @@ def default_set() -> tuple[Specialisation, ...]:
     return (*usual, pair_with_ample_buffers)
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

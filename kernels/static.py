@@ -6,7 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from types import ModuleType
@@ -169,10 +169,6 @@ class StaticMetrics:
         """Loads and stores of local memory: spills, and arrays indexed at run time."""
         return self.instructions["LDL"] + self.instructions["STL"]
 
-    def case(self) -> dict[str, str]:
-        """Return the key of the series of these figures: the kernel and the target, not the compiler."""
-        return {"kernel": self.kernel, "target": self.target}
-
     def state(self) -> dict[str, str]:
         """State that may change the figures besides the suite's own source, and that source's digest."""
         return {"compiler": self.compiler, "source_sha256": self.source_sha256}
@@ -191,9 +187,6 @@ class StaticMetrics:
             **{f"instructions_{name}": ("instructions", count) for name, count in self.instructions.items()},
         }
         return {name: _exact(unit, value) for name, (unit, value) in figures.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def of_cuda(

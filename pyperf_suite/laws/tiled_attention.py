@@ -69,13 +69,8 @@ def attention_flop(
     batch: ArrayLike, heads: ArrayLike, head_dim: ArrayLike, pairs: ArrayLike, backward: bool = False
 ) -> NDArray[np.int64]:
     """4·b·h·d·Σᵢ visible(i) for the forward pass, 2.5 × that for the backward pass alone (Dao, FlashAttention-2)."""
-    forward = (
-        4
-        * np.asarray(batch, dtype=np.int64)
-        * np.asarray(heads, dtype=np.int64)
-        * np.asarray(head_dim, dtype=np.int64)
-        * np.asarray(pairs, dtype=np.int64)
-    )
+    sizes = (np.asarray(each, dtype=np.int64) for each in (batch, heads, head_dim, pairs))
+    forward = math.prod(sizes, start=np.asarray(4))
     return forward * 5 // 2 if backward else forward
 
 

@@ -344,10 +344,7 @@ def linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = N
 
 
 def products(
-    model: ModelDimensions,
-    tokens: Sizes,
-    sharding: Sharding | None = None,
-    phases: tuple[Phase, ...] = PHASES,
+    model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None, phases: tuple[Phase, ...] = PHASES
 ) -> tuple[Product, ...]:
     """Every matrix product of one micro-batch on one rank, in the requested passes; arguments as of `linears`."""
     return tuple(linear.product(phase) for linear in linears(model, tokens, sharding) for phase in phases)

@@ -86,7 +86,10 @@ def levels_of(parts: Parts, loops_s: NDArray[np.float64], quantile: float) -> di
     if found is None:
         return None
     kind, fast_s, slow_s, share = found
-    is_figure = kind == "two levels" and share >= MIN_SLOW_SHARE and _are_tight(samples, 1 - share)
+    # Either group spreads by little, as no launch does that others take the core from.
+    groups = np.split(np.sort(samples), [round((1 - share) * samples.size)])
+    are_tight = (np.subtract(*np.quantile(each, (0.9, 0.1))) < MAX_SPREAD * np.median(each) for each in groups)
+    is_figure = kind == "two levels" and share >= MIN_SLOW_SHARE and all(are_tight)
     return {
         "kind": kind,
         "mean_s": float(samples.mean()),
@@ -112,13 +115,6 @@ def _two_groups(samples: NDArray[np.float64], parts: Parts) -> Disagreement:
     if slow < MIN_GROUP_RATIO * fast or both < SLICES_WITH_BOTH:
         return None
     return "two levels", fast, slow, 1 - cut / ordered.size
-
-
-def _are_tight(samples: NDArray[np.float64], fast_share: float) -> bool:
-    """True if either group spreads by little, as no launch does that others take the core from."""
-    cut = round(fast_share * samples.size)
-    groups = np.split(np.sort(samples), [cut])
-    return all(np.subtract(*np.quantile(group, (0.9, 0.1))) < MAX_SPREAD * np.median(group) for group in groups)
 
 
 def _drift(parts: Parts, loops: NDArray[np.float64]) -> Disagreement:

@@ -341,12 +341,6 @@ def slow_slices(loops_s: Sequence[float], best_s: float) -> tuple[int, ...]:
     return slow if len(loops_s) - len(slow) >= MIN_SLICES_AT_BEST else ()
 
 
-def slowed_by(medians_s: Sequence[float], loops_s: Sequence[float], best_s: float) -> float:
-    """Seconds of the loop over its best in the fastest quarter of slices, which the reported quantile is of."""
-    fastest = np.argsort(medians_s)[: max(1, len(medians_s) // 4)]
-    return max(1.0, float(np.median(np.asarray(loops_s)[fastest])) / best_s)
-
-
 Answer = TypeVar("Answer")
 Turns = Generator[None, bool | None, Answer]
 """Work that stops where others may have a turn; it is sent whether others had one."""
@@ -382,13 +376,6 @@ class OwnTime:
 
 REPEATED_SHARE = 0.5  # time for repeated slices in the place of disturbed ones, as a share of the case's time cap
 WAKE_S = 2e-3  # after others had a turn, launches go uncounted for so long: threads wake, code and clocks come back
-
-
-def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> int:
-    """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
-    if launch_s >= WAKE_S:
-        return 0
-    return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
 
 
 def sampling(
@@ -437,8 +424,9 @@ def sampling(
         spent_s = clock() - begin - min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         count = min(rule.next_block(len(kept), spent_s, sample_s), rule.max_samples - len(seconds))
         with disturbances or nullcontext():
-            if others_ran:
-                launched += _wake(launch, stopwatch, launched, warm.launch_s)
+            if others_ran and warm.launch_s < WAKE_S:
+                woken = min(_LONGEST_BATCH, math.ceil(WAKE_S / max(warm.launch_s, 1e-9)))
+                launched += wake(stopwatch, launch, launched, woken)
             block_begin_s = clock() - begin
             block = [sample / batch for sample in stopwatch.time(launch, launched, count, batch)]
         launched += count * batch
@@ -460,10 +448,12 @@ def sampling(
             disturbed_s += elapsed_s - block_begin_s
         elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         if len(kept) >= checkpoint or rule.quantile != USUAL or kept_clocks:
-            loops = _loops_of(disturbances)
-            out = slow_slices(*loops)
-            counted = _without(kept, kept_slices, out) if out else (kept, kept_slices)
-            stopped_by = rule.decide(counted[0], len(seconds), elapsed_s, counted[1], kept_clocks, batch)
+            counted, sizes = kept, kept_slices
+            if out := slow_slices(*_loops_of(disturbances)):
+                parts = np.split(np.asarray(kept), np.cumsum(kept_slices)[:-1])
+                parts = [part for number, part in enumerate(parts) if number not in out]
+                counted, sizes = np.concatenate(parts).tolist(), [part.size for part in parts]
+            stopped_by = rule.decide(counted, len(seconds), elapsed_s, sizes, kept_clocks, batch)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
@@ -502,7 +492,9 @@ def concluded(
     out, slow_by = slow_slices(loops_s, best_loop_s), 1.0
     if not out and any(are_slow(loops_s, best_loop_s)):
         medians_s = [float(np.median(part)) for part in np.split(np.asarray(seconds), np.cumsum(slices)[:-1])]
-        slow_by = slowed_by(medians_s, loops_s, best_loop_s)
+        # Seconds of the loop over its best in the fastest quarter of slices, which the reported quantile is of.
+        fastest = np.argsort(medians_s)[: max(1, len(medians_s) // 4)]
+        slow_by = float(np.median(np.asarray(loops_s)[fastest])) / best_loop_s
         slow_by = slow_by if slow_by > SLOW_BY else 1.0
     counted = [index for index, number in enumerate(owner) if index not in dropped and number not in out]
     sizes = list(Counter(owner[index] for index in counted).values())
@@ -524,9 +516,3 @@ def concluded(
         left_out=out,
         slow_by=slow_by,
     )
-
-
-def _without(samples: list[float], slices: list[int], out: Sequence[int]) -> tuple[list[float], list[int]]:
-    parts = np.split(np.asarray(samples), np.cumsum(slices)[:-1])
-    parts = [part for number, part in enumerate(parts) if number not in out]
-    return np.concatenate(parts).tolist(), [part.size for part in parts]

@@ -87,11 +87,7 @@ def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample:
 
 
 # Names in records of the ways in which gaps between launches were hidden.
-NAMES = {
-    "held": "cuda events behind a held stream",
-    "graph": "cuda events in a replayed graph",
-    "open": "cuda events",
-}
+NAMES = {"held": "cuda events behind a held stream", "graph": "cuda events in a replayed graph", "open": "cuda events"}
 
 
 # While a block is queued the GPU is idle, and then needs up to 0.2 ms for its clock (the first sample of a slice had

@@ -208,7 +208,14 @@ def _counters() -> dict[str, float]:
 
 
 def _cpu_mhz() -> dict[str, float] | None:
-    mhz = _cpufreq_mhz() or _cpuinfo_mhz(_PROC / "cpuinfo") or _psutil_mhz()
+    usable = _usable_cores()
+    # The governor's view, one file a core; virtual machines seldom have it.
+    files = (_SYS / f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq" for core in usable or ())
+    mhz = [int(text) / 1000 for path in files if (text := (_read(path) or "").strip()).isdigit()]
+    if not mhz:
+        clocks = r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$"
+        found = re.findall(clocks, _read(_PROC / "cpuinfo") or "", re.MULTILINE | re.DOTALL)
+        mhz = [float(each) for core, each in found if usable is None or int(core) in usable] or _psutil_mhz()
     if not mhz:
         return None
     return {"low": min(mhz), "median": statistics.median(mhz), "high": max(mhz)}
@@ -216,23 +223,6 @@ def _cpu_mhz() -> dict[str, float] | None:
 
 def _usable_cores() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-
-
-def _cpufreq_mhz() -> list[float]:
-    """The governor's view, one file a core; virtual machines seldom have it."""
-    mhz = []
-    for core in _usable_cores() or ():
-        text = _read(_SYS / f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
-        if text and text.strip().isdigit():
-            mhz.append(int(text) / 1000)
-    return mhz
-
-
-def _cpuinfo_mhz(path: Path) -> list[float]:
-    usable = _usable_cores()
-    text = _read(path) or ""
-    found = re.findall(r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE | re.DOTALL)
-    return [float(mhz) for core, mhz in found if usable is None or int(core) in usable]
 
 
 def _psutil_mhz() -> list[float]:

@@ -166,11 +166,7 @@ def _real(dtype: str) -> str:
 
 
 def compare(
-    result: Mapping[str, Any],
-    expected: Mapping[str, Any],
-    load: Any,
-    tolerance: Tolerance,
-    name: str = "out",
+    result: Mapping[str, Any], expected: Mapping[str, Any], load: Any, tolerance: Tolerance, name: str = "out"
 ) -> Verification:
     """Compare results described as trees (arrays.write_result); `load(which, spec)` reads an array's values.
 

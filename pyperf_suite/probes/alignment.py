@@ -139,8 +139,7 @@ ALL_LAYERS = parsed(
     Base, "fprop:256x1024x1024 square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024"
 )
 ALL_GPU_LAYERS = parsed(
-    Base,
-    "square:4096x4096x4096 fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192",
+    Base, "square:4096x4096x4096 fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192"
 )
 GPU_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8")
 

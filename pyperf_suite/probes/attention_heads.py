@@ -149,22 +149,16 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
 def _parameters(
     heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **fields: Any
 ) -> AttentionParameters:
-    key_heads = _key_heads(heads, kv_ratio)
+    if kv_ratio != MQA and not re.fullmatch("[1-9][0-9]{0,8}", kv_ratio):
+        raise UserError(f"kv_ratio={kv_ratio} was requested: write a number of query heads to a key head, or all.")
+    refusal = f"kv_ratio={kv_ratio} was requested, but it does not divide {heads} heads"
+    key_heads = 1 if kv_ratio == MQA else _share(heads, int(kv_ratio), refusal)
     if phase == "decode":
         # A single query sees all keys, masked or not.
         fields |= {"seq_q": 1, "seq_k": seq}
     else:
         fields |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
     return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **fields)
-
-
-def _key_heads(heads: int, ratio: str) -> int:
-    """Key heads at a grouped-query ratio. Raises UserError for what is no ratio, or does not divide the heads."""
-    if ratio == MQA:
-        return 1
-    if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
-        raise UserError(f"kv_ratio={ratio} was requested: write a number of query heads to a key head, or all.")
-    return _share(heads, int(ratio), f"kv_ratio={ratio} was requested, but it does not divide {heads} heads")
 
 
 def _share(total: int, parts: int, refusal: str) -> int:

@@ -153,12 +153,6 @@ GPU_SHAPES = parsed(
 )
 
 
-def measured_tiles(device: Device) -> tuple[str, ...]:
-    """The tiles in which a GPU's kernel of ours is measured."""
-    (own,) = own_kernel(device)
-    return tuple(families()[own.removeprefix("cuda_")].MEASURED_TILES)
-
-
 @dataclass(frozen=True)
 class BaselineAxes(ProductAxes):
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU.
@@ -173,7 +167,9 @@ class BaselineAxes(ProductAxes):
     mode: tuple[str, ...] = by(("burst",), cuda=by(("burst",), full=("burst", "sustained")))
     shape: tuple[Shape, ...] = by(QUICK_SHAPES[1:2], QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], GPU_SHAPES))
     layout: tuple[str, ...] = by(("NN",), standard=("NN", "TN"), cuda=by(("TN",), full=("TN", "NN", "NT")))
-    tile: tuple[str, ...] = by((CHOSEN,), cuda=measured_tiles)
+    tile: tuple[str, ...] = by(
+        (CHOSEN,), cuda=lambda gpu: tuple(families()[own_kernel(gpu)[0].removeprefix("cuda_")].MEASURED_TILES)
+    )
     tile_n: Annotated[tuple[int, ...], OneOf(gemm_sm90.TILE_N)] = ()
     schedule: tuple[str, ...] = by(
         ("data_parallel",), cuda=by(("persistent",), standard=("data_parallel", "persistent", "stream_k"))

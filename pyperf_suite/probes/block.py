@@ -222,11 +222,7 @@ PROBE = Probe(
     sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),
-    computed={
-        "guide": lambda row: published_step(row.p),
-        "step": in_words,
-        "mfu": mfu,
-    },
+    computed={"guide": lambda row: published_step(row.p), "step": in_words, "mfu": mfu},
     order=lambda row: (
         row.case.operator,
         "" if row.case.operator == "matmul" else in_words(row),

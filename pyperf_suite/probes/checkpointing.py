@@ -190,9 +190,7 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, tried),
         table(
-            "Steps by checkpointing and batch",
-            (*STEPS, Column("batch after it", lambda row: after.get(row.p))),
-            rows,
+            "Steps by checkpointing and batch", (*STEPS, Column("batch after it", lambda row: after.get(row.p))), rows
         ),
         (_figure(number, group) for number, group in enumerate(rows.groups("batch", "checkpointing"))),
     )

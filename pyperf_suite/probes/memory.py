@@ -144,9 +144,7 @@ def kept(row: Row[TrainingStepParameters], policy: Checkpointing) -> float | Non
     return None if under is None else under.observed["activations"] / row.observed["activations"]
 
 
-def first(
-    is_wanted: Callable[[Row[TrainingStepParameters]], bool],
-) -> Callable[[Row[TrainingStepParameters]], bool]:
+def first(is_wanted: Callable[[Row[TrainingStepParameters]], bool]) -> Callable[[Row[TrainingStepParameters]], bool]:
     """Return a test for the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 

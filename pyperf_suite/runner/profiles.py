@@ -96,10 +96,7 @@ def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
 QUICK = Profile(
     "quick",
     processes=1,
-    effort=Effort(
-        SteadyRule(min_time_s=0.02, time_cap_s=0.04),
-        _undisturbed(relative_half_width=0.08, time_cap_s=0.2),
-    ),
+    effort=Effort(SteadyRule(min_time_s=0.02, time_cap_s=0.04), _undisturbed(relative_half_width=0.08, time_cap_s=0.2)),
     purpose="a first look",
 )
 STANDARD = Profile(

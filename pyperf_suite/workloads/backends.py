@@ -245,10 +245,7 @@ class TorchDevice:
     def details(self) -> dict[str, Any]:
         if self.is_gpu:
             return {"gpu": self.torch.cuda.get_device_name(self.device)}
-        return {
-            "threads": self.torch.get_num_threads(),
-            "capability": self.torch.backends.cpu.get_cpu_capability(),
-        }
+        return {"threads": self.torch.get_num_threads(), "capability": self.torch.backends.cpu.get_cpu_capability()}
 
 
 class TorchSettings:

@@ -208,7 +208,11 @@ def judged(results: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], sc
             words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
         checks.append(Checked(wrong, bad.numel(), words))
         if not wrong and bad.numel() >= _MIN_ALONG_ELEMENTS and size:
-            along[name] = _along(off, right / size, size)
+            # The share of the gradient that the error has, and how large that may be: more where elements are few.
+            direction = right / size
+            chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
+            most = float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
+            along[name] = float((off * direction).sum()) / size, most
     usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
     for name, (gain, most) in along.items():
         if min(abs(gain), abs(gain - usual)) > most:
@@ -228,12 +232,6 @@ def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
         if int(bad.sum()) > few:
             return bad, limit
     return torch.full_like(bad, not error <= max_scales), max_scales
-
-
-def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
-    """The share of the gradient that the error has of it, and how large that may be: more where elements are few."""
-    chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
-    return float((off * direction).sum()) / size, float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
 
 
 def compared(

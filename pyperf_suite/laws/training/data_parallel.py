@@ -94,10 +94,8 @@ def fit_data_parallel(
         return np.array([law.seconds(exchange) / seconds - 1 for exchange, seconds in pairs])
 
     bounds = ((0.0, 0.0), (MOST_SLOWDOWN, 1.0))
-    found = [
-        least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=TRUSTED_ERROR, diff_step=1e-4)
-        for start in STARTS
-    ]
+    how = {"bounds": bounds, "loss": "soft_l1", "f_scale": TRUSTED_ERROR, "diff_step": 1e-4}
+    found = (least_squares(errors, start, **how) for start in STARTS)
     slowdown, hidden = min(found, key=lambda result: float(result.cost)).x
     return DataParallelLaw(all_reduce_s, float(slowdown), float(hidden))
 
@@ -115,14 +113,9 @@ def held_out_step_errors(
         seen = [place for place, label in enumerate(labels) if label != group]
         if len(seen) < 2:
             return np.empty(0)
-        law = fit_data_parallel(
-            all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen]
-        )
-        errors += [
-            abs(law.seconds(exchanges[place]) / measured_s[place] - 1)
-            for place, label in enumerate(labels)
-            if label == group
-        ]
+        law = fit_data_parallel(all_reduce_s, [exchanges[each] for each in seen], [measured_s[each] for each in seen])
+        unseen = (place for place, label in enumerate(labels) if label == group)
+        errors += [abs(law.seconds(exchanges[place]) / measured_s[place] - 1) for place in unseen]
     return np.array(errors)
 
 

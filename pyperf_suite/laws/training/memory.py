@@ -238,23 +238,17 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Activation
     derivatives and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm,
     SwiGLU).
     """
-    layers = _kept_of_layers(model, batch, seq, keeping)
+    of_layer = _selected if keeping.checkpointing == "selective" else saved_of_layer
+    layers = of_layer(model, batch, seq, keeping) * model.layers
+    if keeping.checkpointing == "every":
+        groups = int(ceil_div(model.layers, keeping.every))
+        layers = KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
+    elif keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
+        # A stack of layers alone starts from data, for which no gradient is computed.
+        layers = layers + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
     if not keeping.ends:
         return layers
     return layers + _ends(model, keeping) * (batch * seq) + KeptBytes(statistics=FLOAT)
-
-
-def _kept_of_layers(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    if keeping.checkpointing == "every":
-        groups = int(ceil_div(model.layers, keeping.every))
-        return KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
-    kept = (_selected if keeping.checkpointing == "selective" else saved_of_layer)(
-        model, batch, seq, keeping
-    ) * model.layers
-    # A stack of layers alone starts from data, for which no gradient is computed.
-    if keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
-        kept = kept + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
-    return kept
 
 
 def saved_of_layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:

@@ -121,12 +121,6 @@ class PairMap:
         """Pairs far below the median of their kind, slowest first."""
         return sorted((pair for pair, share in self.shares.items() if share < SLOW_SHARE), key=self.shares.__getitem__)
 
-    @property
-    def slow_ranks(self) -> list[int]:
-        """Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone."""
-        links = {rank: [pair for pair in self.rates if rank in pair] for rank in range(self.ranks)}
-        return [rank for rank, own in links.items() if len(own) > 1 and set(self.slow_pairs).issuperset(own)]
-
 
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
@@ -162,7 +156,10 @@ def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
 
 def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
     """How fast the pairs are, the slow ranks, or else the slow links, and the map."""
-    rates, ranks = pair_map.rates, pair_map.slow_ranks
+    rates = pair_map.rates
+    links = {rank: [pair for pair in rates if rank in pair] for rank in range(pair_map.ranks)}
+    # Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone.
+    ranks = [rank for rank, own in links.items() if len(own) > 1 and set(pair_map.slow_pairs).issuperset(own)]
     yield remark(
         "{map}: pairs carry {lowest} to {highest}, the median {median}; {slow} of {pairs} carry less than {limit} of "
         "the median of their kind",
