@@ -174,12 +174,9 @@ class Attention:
         self.shape = shape
         self.device = checked_device(configuration, shape, device)
         self.blocks = -(-shape.seq_q // configuration.block_m)
+        self.programs = shape.batch * shape.heads * self.blocks
         stepped_bytes = 2 * shape.seq_k * configuration.head_dim * ELEMENT_BYTES[configuration.dtype]
         self.together = together or heads_together(stepped_bytes, l2_bytes_of(self.device)) * shape.group
-
-    @property
-    def programs(self) -> int:
-        return self.shape.batch * self.shape.heads * self.blocks
 
     def bind(self, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Launch:
         """A launch that writes O and, in fp32, ln Σ exp of each query's scaled scores [batch, heads, seq_q].

@@ -58,8 +58,7 @@ def default_configuration(
         block = min(block, padded(seq_q))
         # With few rows most of more warps have none.
         warps = warps if block > SMALLEST_BLOCK else min(warps, 4)
-    row_bytes = head_dim * ELEMENT_BYTES[dtype]
-    tma = generation != "Ampere" and not row_bytes % TMA_ALIGNMENT_BYTES
+    tma = generation != "Ampere" and not (head_dim * ELEMENT_BYTES[dtype]) % TMA_ALIGNMENT_BYTES
     tma &= padded(head_dim) <= LARGEST_DESCRIPTOR_BLOCK
     operands = "descriptors" if tma else "addresses"
     return Configuration(block, stepped, head_dim, dtype, causal, backward, stages, warps, operands)

@@ -177,8 +177,7 @@ def resolve(requested: str) -> Device:
             return Device("cpu")
         raise UserError(f"Device {requested!r} was requested, but {reason}: ask for cpu or auto.") from None
     if match[1]:
-        usable = (gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels)
-        index = next(usable, None)
+        index = next((gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels), None)
         return Device("cpu") if index is None else Device("cuda", index)
     index = int(match[2] or 0)
     if index >= len(present):

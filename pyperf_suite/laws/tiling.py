@@ -202,8 +202,7 @@ def _busiest_of_stream_k(
     tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
 ) -> CriticalPath:
     """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out."""
-    even = tiles % workers == 0
-    whole_tiles = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
+    whole_tiles = np.where(tiles % workers == 0, tiles // workers, np.maximum(tiles // workers - 1, 0))
     share, rest = np.divmod((tiles - whole_tiles * workers) * k_tiles, workers)
     of_tile, unit = k_tiles[..., None], np.arange(workers)
     begin, end = (n * share[..., None] + n * rest[..., None] // workers for n in (unit, unit + 1))

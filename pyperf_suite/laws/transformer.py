@@ -167,8 +167,7 @@ class ModelDimensions:
         else:
             projections, biased = 2 * self.hidden * (queries + keys), queries + 2 * keys
         biases = biased * self.qkv_bias + self.hidden * self.output_bias
-        norms = 2 * self.head_dim * self.qk_norm + self.norms * self._norm_parameters
-        return projections + biases + norms
+        return projections + biases + 2 * self.head_dim * self.qk_norm + self.norms * self._norm_parameters
 
     @property
     def _norm_parameters(self) -> int:

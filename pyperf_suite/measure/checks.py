@@ -98,8 +98,7 @@ class Checks(ABC):
         while len(seconds) < samples:
             begin, rest, may_look = first + len(seconds) * batch, samples - len(seconds), self.may_look
             count = self.samples_of_part(rest, batch, may_look)
-            timed = self.looked_at(part, begin, count, batch) if may_look else part(begin, count, batch)
-            seconds.extend(timed)
+            seconds.extend(self.looked_at(part, begin, count, batch) if may_look else part(begin, count, batch))
         return seconds
 
     def samples_of_part(self, samples_left: int, batch: int, is_looked_at: bool) -> int:

@@ -92,8 +92,7 @@ class StopRule:
     @property
     def shortest_sample_s(self) -> float:
         """The shortest sample, in seconds, with which the time budget does not make more samples than are kept."""
-        least_s = self.min_time_s if self.quantile == USUAL else self.time_cap_s
-        return least_s / self.max_samples
+        return (self.min_time_s if self.quantile == USUAL else self.time_cap_s) / self.max_samples
 
     def next_checkpoint(self, samples: int) -> int:
         """The number of samples, more than `samples`, at which the interval is looked at next."""

@@ -283,8 +283,7 @@ def _check_by_groups(
 
 def _sampled_lines(count: int, generator: np.random.Generator) -> Array:
     """The first, the last and some lines between, in order."""
-    drawn = generator.integers(0, count, _SAMPLED_LINES)
-    return np.unique(np.concatenate((drawn, [0, count - 1])))
+    return np.unique(np.concatenate((generator.integers(0, count, _SAMPLED_LINES), [0, count - 1])))
 
 
 def _runs(count: int, length: int, most_elements: int = _HOST_ELEMENTS) -> Iterator[slice]:

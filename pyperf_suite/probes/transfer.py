@@ -98,8 +98,7 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
             places = itertools.product(every_size(axes.disk_size), folders)
             requested = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
         else:
-            memory = axes.memory if way in OVER_BUS else ("pageable",)
-            ends = itertools.product(every_size(axes.size), memory)
+            ends = itertools.product(every_size(axes.size), axes.memory if way in OVER_BUS else ("pageable",))
             requested = [TransferParameters(size, pinned=kind == "pinned") for size, kind in ends]
         yield from (Case("transfer", parameters, way) for parameters in requested)
 

@@ -134,8 +134,7 @@ def most_informative_first(cases: Sequence[PlannedCase], seed: int) -> tuple[Pla
         words = ((name, value) for name, value in values.items() if isinstance(value, str | bool))
         kind = (planned.probe, planned.case.operator, planned.case.mode, *words)
         numbers = (value for value in values.values() if isinstance(value, int) and not isinstance(value, bool))
-        sizes = tuple(map(float, numbers))
-        problems.setdefault(kind, {}).setdefault(sizes, []).append(planned)
+        problems.setdefault(kind, {}).setdefault(tuple(map(float, numbers)), []).append(planned)
     queues = [_coarse_to_fine(_bundles(by_size)) for by_size in problems.values()]
     in_turn = (bundle for bundles in itertools.zip_longest(*queues, fillvalue=()) for bundle in bundles)
     return tuple(planned for bundle in in_turn for planned in bundle)

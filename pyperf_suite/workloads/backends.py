@@ -218,7 +218,7 @@ class TorchDevice:
         require_installed("torch")
         import torch
 
-        self.torch = torch
+        self.torch, self.is_gpu = torch, device.kind == "cuda"
         self.stopwatch: Stopwatch
         if device.kind == "cpu":
             if workers:
@@ -233,10 +233,6 @@ class TorchDevice:
         clock = cuda_device(device.index).stopwatch(queueing)
         torch.cuda.set_stream(torch.cuda.ExternalStream(clock.stream, self.device))
         self.stopwatch = clock
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type == "cuda"
 
     def synchronize(self) -> None:
         if self.is_gpu:

@@ -245,14 +245,11 @@ class RankSteps(Transfers):
         """`where` is torch's name of the device; a group of None is torch's default."""
         torch: Any = importlib.import_module("torch")
         self.torch, self._parameters, self._rank, self._group, self._where = torch, parameters, rank, group, where
+        self.is_gpu = where != "cpu"
 
     @classmethod
     def of(cls, parameters: Any, place: ExecutionContext, joined: Any) -> Transfers:
         return cls(parameters, place.ranks.rank, joined, torch_place(place))
-
-    @property
-    def is_gpu(self) -> bool:
-        return self._where != "cpu"
 
     @abstractmethod
     def step(self) -> None:

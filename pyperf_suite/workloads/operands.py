@@ -165,6 +165,7 @@ class Operands(Mapping[str, Array]):
 
     def __init__(self, described: Mapping[str, Operand], seed: int) -> None:
         self.described = dict(described)
+        self.inputs = tuple(name for name, operand in described.items() if operand.stream is not None)
         self.seed = seed
         self._arrays: dict[str, Array] = {}
 
@@ -176,10 +177,6 @@ class Operands(Mapping[str, Array]):
                 fill(array, operand.dtype, self.seed, operand.stream)
             self._arrays[name] = array
         return self._arrays[name]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(name for name, operand in self.described.items() if operand.stream is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)

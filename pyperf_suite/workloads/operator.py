@@ -391,10 +391,7 @@ class Operator(Workload[Any]):
     def launched(self, parameters: Any) -> Launch:
         streams = itertools.count()
 
-        def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:
-            return Operand(shape, dtype, next(streams) if is_input else None)
-
-        with described_by(describe):
+        with described_by(lambda is_input, shape, dtype: Operand(shape, dtype, next(streams) if is_input else None)):
             return self.kernel(parameters)
 
     def operands(self, parameters: Any, seed: int) -> Operands:

@@ -139,8 +139,7 @@ class InputPipelineLaw:
         if loaders == 0:
             return {"loading in the training process": self.load_s + self.step_s}
         stages = {"the model": self.step_s, "the loaders": self.load_s / loaders}
-        work_s = self.load_s + (self.step_s if self.on_host else 0.0)
-        return stages | {"the cores": work_s / self.cores}
+        return stages | {"the cores": (self.load_s + (self.step_s if self.on_host else 0.0)) / self.cores}
 
     def seconds(self, loaders: int) -> float:
         return max(self.stages(loaders).values())

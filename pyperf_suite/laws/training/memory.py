@@ -148,8 +148,7 @@ def layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompu
     visited = model.top_k * model.expert_ffn + model.shared_ffn
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
     experts = model.sparse_layers * (per_width * visited + routed / ranks)
-    dense = model.dense_layers * per_width * model.ffn
-    return per_token / ranks + attention.calls * cut + experts + dense
+    return per_token / ranks + attention.calls * cut + experts + model.dense_layers * per_width * model.ffn
 
 
 def outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:

@@ -88,10 +88,8 @@ class TorchTransfers(Exchange):
         self.kernel = Kernel(function, path, {"torch": torch.__version__})
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        def meet() -> None:
-            self._distributed.barrier(self._group)
-
-        return on_ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
+        count = iterations if self.takes_part else 0
+        return on_ranks.timed_one_by_one(self.call, count, lambda: self._distributed.barrier(self._group), self._where)
 
     def close(self) -> None:
         self.call = self._input = self._output = None

@@ -95,8 +95,7 @@ class DataParallelParameters(TransformerShape):
         width = DTYPES[self.dtype]
         kind, every = self.checkpointing.kind, self.checkpointing.every
         keeping = ActivationPolicy(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
-        activations = kept_bytes(self.dimensions, self.batch, self.seq, keeping).total
-        return 3 * self.gradient_bytes + int(activations)
+        return 3 * self.gradient_bytes + int(kept_bytes(self.dimensions, self.batch, self.seq, keeping).total)
 
     @property
     def exchanges(self) -> int:
@@ -333,8 +332,7 @@ class SideBySide(RankSteps):
         self._mean = torch.distributed.ReduceOp.AVG
         self.poison()
         # A mean that is rounded drifts when it is taken again and again.
-        drifts = parameters.has_all_reduce and not self._mean_is_exact
-        self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
+        self.unchecked = BUILD_ON_EACH_OTHER if parameters.has_all_reduce and not self._mean_is_exact else ""
         self._others = 0
         self._others = self._agreed_others()
         self.kernel = Kernel("product_and_all_reduce", f"{where.split(':')[0]} {parameters.run}", self._details())

@@ -276,8 +276,7 @@ def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:
     hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
 
     def one(q: Any, k: Any, v: Any) -> Any:
-        scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(hidden, float("-inf"))
-        return scores.softmax(-1) @ v
+        return (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
     class Head(torch.autograd.Function):
         """Computed again in backward. torch.utils.checkpoint would import torch's compiler, which takes seconds."""

@@ -75,8 +75,7 @@ def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: flo
     update = gradient / (rows * columns / rows.mean(axis=-2, keepdims=True)) ** 0.5
     update = update / (_root_mean_square(update) / CLIP).clip(min=1.0)
     scaled = _root_mean_square(weight).clip(min=LEAST_SCALE) * min(rate, step**-0.5)
-    after = weight * (1 - rate * decay) - scaled * update
-    return after, {"row_var": rows, "col_var": columns}
+    return weight * (1 - rate * decay) - scaled * update, {"row_var": rows, "col_var": columns}
 
 
 @dataclass(frozen=True)

@@ -177,8 +177,7 @@ class CheckpointedSteps(TorchSteps):
 
     def _affords_float64(self, sequences: int) -> bool:
         passes = 1 if self._p.goes_back else PASSES
-        flop = CheckpointedStep().work(self._p).flop * passes / self._batch
-        return flop * sequences <= FLOAT64_FLOP
+        return CheckpointedStep().work(self._p).flop * passes / self._batch * sequences <= FLOAT64_FLOP
 
     def _kept_bytes(self) -> int:
         return int(self._held_bytes.kept(self.model, self.forward).total)
