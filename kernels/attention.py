@@ -163,10 +163,7 @@ class Shape:
 
 
 class Attention:
-    """The forward pass of one shape under one configuration on one device.
-
-    Raises ValueError for a shape that the mask leaves queries without a key, or a device without TMA for descriptors.
-    """
+    """The forward pass of one shape on one device. Raises ValueError for a query without keys, or no TMA."""
 
     def __init__(self, configuration: Configuration, shape: Shape, device: Any, together: int | None = None) -> None:
         """`together` is how many heads are visited at a time; by default those whose K and V half of the L2 holds."""
@@ -248,10 +245,7 @@ def checked_device(configuration: Configuration, shape: Shape, device: Any) -> A
 
 
 def heads_together(stepped_bytes: int, l2_bytes: int) -> int:
-    """How many heads' worth of what is stepped over half of the L2 holds, at least one.
-
-    The other half is for what is held and written.
-    """
+    """How many heads' worth of what is stepped over half of the L2 holds; the rest is for what is held."""
     return max(l2_bytes // 2 // stepped_bytes, 1)
 
 

@@ -113,10 +113,7 @@ class BackwardLaunch:
         self._by_name = {"dk_dv": dk_dv, "dq": dq}
 
     def __call__(self) -> dict[str, Any]:
-        """Enqueue it and return Triton's compiled kernels by name, each None where Triton interprets.
-
-        Raises ValueError where the device has too little shared memory or registers for the configuration.
-        """
+        """Enqueue it; kernels by name, or None if interpreted. Raises ValueError for too little shared memory."""
         self._row_products()
         return {name: launch() for name, launch in self._by_name.items()}
 

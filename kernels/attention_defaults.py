@@ -65,10 +65,7 @@ def default_configuration(
 
 
 def default_set(target: str) -> tuple[Configuration, ...]:
-    """The kernels of a target such as "sm_90" whose machine code is watched; none spills.
-
-    Raises ValueError for what is not a target.
-    """
+    """The kernels of a target as "sm_90" whose code is watched; none spills. Raises ValueError for no target."""
     generation = generation_of(target)
     # Through TMA the padding is the copy engine's: the code is that of the padded head_dim.
     head_dims = (64, 80, 128, 256) if generation == "Ampere" else (64, 128, 256)

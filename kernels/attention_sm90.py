@@ -250,10 +250,7 @@ def specialise(
     *,
     seq_q: int | None = None,
 ) -> Specialisation:
-    """The instance for a model's head_dim, what is not named chosen; blocks no taller than `seq_q` queries need.
-
-    Raises ValueError for what cannot be.
-    """
+    """The instance for a head_dim, no taller than `seq_q` needs. Raises ValueError for what cannot be."""
     padded = padded_head_dim(head_dim)
     usual_queries, usual_keys = BLOCKS[padded]
     if seq_q is not None:

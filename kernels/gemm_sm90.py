@@ -190,10 +190,7 @@ class Specialisation:
     def schedule(
         self, m: int, n: int, k: int, policy: str, splits: int = 1, workers: int = 1, group: int = 1
     ) -> Schedule:
-        """The schedule of a product, counted in tiles of a cluster; workers are clusters too.
-
-        Raises ValueError for one that cannot be, or that needs `shared_tiles`.
-        """
+        """The schedule in tiles of a cluster. Raises ValueError for one that cannot be or needs `shared_tiles`."""
         for letter, size in (("M", m), ("N", n), ("K", k)):
             if not 1 <= size <= MOST_DIMENSION:
                 raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")

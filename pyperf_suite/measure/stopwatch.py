@@ -34,10 +34,7 @@ class Stopwatch(Protocol):
 
 
 def wake(stopwatch: Stopwatch, launch: Launch, first: int, launches: int) -> int:
-    """Launch so often, and let nothing of it count: not as a sample, and not in what is kept of each.
-
-    Returns how many launches were made: none by a stopwatch whose blocks begin with uncounted ones.
-    """
+    """Launch so often, uncounted; return how many it took, none where blocks begin with uncounted launches."""
     uncounted = getattr(stopwatch, "wake", None)
     if uncounted is not None:
         return int(uncounted(launch, first, launches))

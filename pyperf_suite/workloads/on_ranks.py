@@ -162,10 +162,7 @@ def require_memory(group: Group, bytes_a_rank: int) -> None:
 def timed_one_by_one(
     step: Callable[[], object], iterations: int, meet: Callable[[], object], where: str = "cpu"
 ) -> RankTimes:
-    """Steps of this rank, each waited for: by the host's clock, or on a GPU by two events around it.
-
-    `meet` lets all ranks begin at once. The loops are as tight as Python allows: stamps go to lists that exist.
-    """
+    """Steps of this rank, each waited for by the host's clock or two events; `meet` has all begin at once."""
     arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
     stamp = time.monotonic_ns
     if where == "cpu":

@@ -132,10 +132,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 
 @functools.cache
 def _e4m3_values() -> NDArray[np.float32]:
-    """The value of each of the 256 codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN.
-
-    Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (E4M3 has no infinity).
-    """
+    """The value of each of the 256 codes of E4M3, which has no infinity (Micikevicius et al., FP8 Formats, 2022)."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     magnitude = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)

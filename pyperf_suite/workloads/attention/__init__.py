@@ -195,10 +195,7 @@ def bind_attend(parameters: AttentionParameters, tensors: TorchTensors, attend: 
 def require_score_memory(
     parameters: AttentionParameters, tensors: TorchTensors, launch_bytes: int, kept_bytes: int
 ) -> None:
-    """Raise Unsupported where the score matrices do not fit in the memory that is free.
-
-    `launch_bytes` of each pair of query and key live during a launch, `kept_bytes` for each operand set.
-    """
+    """Raise Unsupported where score matrices, at these bytes a pair by launch and by set, exceed the free memory."""
     pairs = parameters.batch * parameters.heads * parameters.seq_q * parameters.keys
     needed = pairs * (launch_bytes + kept_bytes * tensors.count)
     free = free_bytes(tensors.place.device)

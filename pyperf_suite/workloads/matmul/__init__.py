@@ -232,10 +232,7 @@ def bind(torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any) -> Bo
 def bind_padded(
     torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any, multiply: Callable[..., object]
 ) -> BoundLaunch:
-    """C = A·B of operands that are padded at each call, into memory made once, and its slice.
-
-    A slice that leaves only rows out is a view; one that leaves columns out is copied into C.
-    """
+    """C = A·B of operands padded at each call, into memory made once; a slice of columns is copied into C."""
     padded, pad = parameters.padded, torch.nn.functional.pad
     stored = (
         (a, _margins(parameters.a_shape, padded.a_shape), parameters.a_transposed),
