@@ -1,6 +1,3 @@
-"""Kernels of the device: CUDA sources shipped as package data, and Triton kernels.
-
-Imported as `pyperf_suite.kernels`; importing it needs neither a GPU nor a compiler.
-"""
+"""CUDA sources shipped as package data, and Triton kernels, without GPU or compiler: `pyperf_suite.kernels`."""
 
 from __future__ import annotations

@@ -82,7 +82,6 @@ class Configuration:
 
     @property
     def requested(self) -> str:
-        """Return the begin of a sentence about this configuration."""
         return f"Blocks {self.block_m}x{self.block_n} of head_dim {self.head_dim}"
 
     @property
@@ -92,21 +91,17 @@ class Configuration:
 
     @property
     def waste(self) -> float:
-        """The share of the products' work that is spent on the padding of head_dim."""
         return 1 - self.head_dim / self.padded_head_dim
 
     @property
     def descriptors(self) -> bool:
-        """True if operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for Triton's compiler."""
         return compiler_options(self.stages, self.warps)
 
     def constants(self, interpreting: bool = False) -> dict[str, Any]:
-        """The compile-time arguments of a kernel."""
         return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -138,25 +133,19 @@ class Shape:
             raise ValueError(f"An attention of {requested} was requested, but each is at least 1.")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} heads of K and V were requested, but they do not divide {self.heads}.")
-        if max(self.rows_q, self.rows_k) > LARGEST_ROWS:
+        rows = max(self.rows_q, self.batch * self.kv_heads * self.seq_k)
+        if rows > LARGEST_ROWS:
             raise ValueError(
-                f"{max(self.rows_q, self.rows_k)} rows were requested in all, but the kernels count them in 32 bits: "
+                f"{rows} rows were requested in all, but the kernels count them in 32 bits: "
                 f"take at most {LARGEST_ROWS}."
             )
 
     @property
     def rows_q(self) -> int:
-        """Rows of Q in all heads."""
         return self.batch * self.heads * self.seq_q
 
     @property
-    def rows_k(self) -> int:
-        """Rows of K in all heads."""
-        return self.batch * self.kv_heads * self.seq_k
-
-    @property
     def group(self) -> int:
-        """Heads of Q that share one of K and V."""
         return self.heads // self.kv_heads
 
     @property
@@ -174,10 +163,7 @@ class Shape:
 
 
 class Attention:
-    """The forward pass of one shape under one configuration on one device.
-
-    Raises ValueError for a shape that the mask leaves queries without a key, or a device without TMA for descriptors.
-    """
+    """The forward pass of one shape on one device. Raises ValueError for a query without keys, or no TMA."""
 
     def __init__(self, configuration: Configuration, shape: Shape, device: Any, together: int | None = None) -> None:
         """`together` is how many heads are visited at a time; by default those whose K and V half of the L2 holds."""
@@ -185,13 +171,9 @@ class Attention:
         self.shape = shape
         self.device = checked_device(configuration, shape, device)
         self.blocks = -(-shape.seq_q // configuration.block_m)
+        self.programs = shape.batch * shape.heads * self.blocks
         stepped_bytes = 2 * shape.seq_k * configuration.head_dim * ELEMENT_BYTES[configuration.dtype]
         self.together = together or heads_together(stepped_bytes, l2_bytes_of(self.device)) * shape.group
-
-    @property
-    def programs(self) -> int:
-        """Programs of one launch: one a block of queries of one head."""
-        return self.shape.batch * self.shape.heads * self.blocks
 
     def bind(self, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Launch:
         """A launch that writes O and, in fp32, ln Σ exp of each query's scaled scores [batch, heads, seq_q].
@@ -263,10 +245,7 @@ def checked_device(configuration: Configuration, shape: Shape, device: Any) -> A
 
 
 def heads_together(stepped_bytes: int, l2_bytes: int) -> int:
-    """How many heads' worth of what is stepped over half of the L2 holds, at least one.
-
-    The other half is for what is held and written.
-    """
+    """How many heads' worth of what is stepped over half of the L2 holds; the rest is for what is held."""
     return max(l2_bytes // 2 // stepped_bytes, 1)
 
 

@@ -1,7 +1,4 @@
-"""Triton's gradients of attention, from a forward pass done before: dQ, dK and dV of one shape under one configuration.
-
-Three launches: ⟨O, dO⟩ of each query, then dK and dV by blocks of keys, then dQ by blocks of queries.
-"""
+"""Triton's gradients of attention in three launches: ⟨O, dO⟩, then dK and dV by blocks of keys, then dQ by queries."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class Gradients:
 
     @property
     def programs(self) -> dict[str, int]:
-        """Programs of each kernel: one a block of keys of one head of K, one a block of queries of one head of Q."""
         heads = {"dk_dv": self.shape.batch * self.shape.kv_heads, "dq": self.shape.batch * self.shape.heads}
         return {kernel: heads[kernel] * self.blocks[kernel] for kernel in KERNELS}
 
@@ -117,10 +113,7 @@ class BackwardLaunch:
         self._by_name = {"dk_dv": dk_dv, "dq": dq}
 
     def __call__(self) -> dict[str, Any]:
-        """Enqueue it and return Triton's compiled kernels by name, each None where Triton interprets.
-
-        Raises ValueError where the device has too little shared memory or registers for the configuration.
-        """
+        """Enqueue it; kernels by name, or None if interpreted. Raises ValueError for too little shared memory."""
         self._row_products()
         return {name: launch() for name, launch in self._by_name.items()}
 

@@ -10,12 +10,7 @@ from dataclasses import replace
 
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.attention import ELEMENT_BYTES, Configuration, padded
-from pyperf_suite.kernels.triton_host import (
-    LARGEST_DESCRIPTOR_BLOCK,
-    SMALLEST_BLOCK,
-    TMA_ALIGNMENT_BYTES,
-    check_known,
-)
+from pyperf_suite.kernels.triton_host import LARGEST_DESCRIPTOR_BLOCK, SMALLEST_BLOCK, TMA_ALIGNMENT_BYTES, check_known
 
 # The largest padded head_dim that a row is for: rows held, rows a step, stages, warps.
 Rows = dict[int, tuple[int, int, int, int]]
@@ -63,18 +58,14 @@ def default_configuration(
         block = min(block, padded(seq_q))
         # With few rows most of more warps have none.
         warps = warps if block > SMALLEST_BLOCK else min(warps, 4)
-    row_bytes = head_dim * ELEMENT_BYTES[dtype]
-    tma = generation != "Ampere" and not row_bytes % TMA_ALIGNMENT_BYTES
+    tma = generation != "Ampere" and not (head_dim * ELEMENT_BYTES[dtype]) % TMA_ALIGNMENT_BYTES
     tma &= padded(head_dim) <= LARGEST_DESCRIPTOR_BLOCK
     operands = "descriptors" if tma else "addresses"
     return Configuration(block, stepped, head_dim, dtype, causal, backward, stages, warps, operands)
 
 
 def default_set(target: str) -> tuple[Configuration, ...]:
-    """The kernels of a target such as "sm_90" whose machine code is watched; none spills.
-
-    Raises ValueError for what is not a target.
-    """
+    """The kernels of a target as "sm_90" whose code is watched; none spills. Raises ValueError for no target."""
     generation = generation_of(target)
     # Through TMA the padding is the copy engine's: the code is that of the padded head_dim.
     head_dims = (64, 80, 128, 256) if generation == "Ampere" else (64, 128, 256)

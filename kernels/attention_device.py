@@ -70,10 +70,7 @@ def attend(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, DESCRIPTORS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The sums over key steps [begin, end), in the scale of the largest score so far.
-
-    Every query sees the first key, so a row's maximum is a number from the first step on.
-    """
+    """The sums over key steps [begin, end), by the largest score so far, a number as all see the first key."""
     for step in range(begin, end):
         first_key = step * BLOCK_N
         keys = load_rows(k, key_head, first_key, seq_k, BLOCK_N, HEAD_DIM, PADDED, DESCRIPTORS, MASKED)

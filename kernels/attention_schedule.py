@@ -26,10 +26,7 @@ def place(program: int, blocks: int, heads: int, together: int, descending) -> t
 
 
 def key_steps(first_query: int, queries, step, seq_q: int, seq_k: int, causal) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    """For a block of queries, the steps of keys that all of them see, and where the steps end that any of them sees.
-
-    Steps between the two are masked: the diagonal crosses them, or they hang over the last key.
-    """
+    """For queries of a block, the steps of keys that all see, and where those end that any sees."""
     whole = seq_k // step
     end = (seq_k + step - 1) // step
     if causal:

@@ -1,19 +1,15 @@
-"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments.
-
-The arithmetic is that of `kernels/cuda/attention_tile.cuh`; the tests compare the two. Forward only; layouts are those
-of `kernels/attention.py`.
-"""
+"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments. Forward only."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import resources
+from functools import partial
 
 from pyperf_suite.hardware.catalogue import architecture
-from pyperf_suite.kernels import gemm_sm90
+from pyperf_suite.kernels import gemm_sm90, nvrtc
 from pyperf_suite.kernels.attention import Shape, check_mask
 from pyperf_suite.kernels.gemm_sm90 import SHARED_BYTES, WARPGROUP_THREADS, register_lists
 from pyperf_suite.kernels.schedule import Schedule, reciprocal
@@ -70,7 +66,8 @@ class Specialisation:
             raise ValueError(f"A polynomial for {self.polynomial} of 8 powers was requested: it can be for 0 to 8.")
         if self.smem_bytes > SHARED_BYTES:
             fitting = most_stages(self)
-            nearest = f"{fitting} stages do" if fitting >= 2 else f"take {most_keys(self)} keys a step"
+            keys = (SHARED_BYTES - self.q_bytes - 64) // (4 * self.head_dim * ELEMENT_BYTES) // 16 * 16
+            nearest = f"{fitting} stages do" if fitting >= 2 else f"take {keys} keys a step"
             raise ValueError(
                 f"Blocks {self.queries}x{self.keys} of head_dim {self.head_dim} with {self.stages} stages take "
                 f"{self.smem_bytes} bytes of shared memory, and a block of compute capability 9.0 has {SHARED_BYTES}: "
@@ -85,12 +82,10 @@ class Specialisation:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
         return self.queries // QUERIES
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
@@ -110,7 +105,6 @@ class Specialisation:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         return self.q_bytes + self.stages * self.stage_bytes
 
     @property
@@ -119,7 +113,6 @@ class Specialisation:
         return min(255, 65536 // self.threads // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_N": self.keys,
             "HEAD_DIM": self.head_dim,
@@ -247,11 +240,6 @@ def most_stages(kernel: Specialisation) -> int:
     return (SHARED_BYTES - kernel.q_bytes) // kernel.stage_bytes
 
 
-def most_keys(kernel: Specialisation) -> int:
-    """As many keys as shared memory has room for in two stages besides Q."""
-    return (SHARED_BYTES - kernel.q_bytes - 64) // (4 * kernel.head_dim * ELEMENT_BYTES) // 16 * 16
-
-
 def specialise(
     head_dim: int,
     dtype: str = "bf16",
@@ -262,10 +250,7 @@ def specialise(
     *,
     seq_q: int | None = None,
 ) -> Specialisation:
-    """The instance for a model's head_dim, what is not named chosen; blocks no taller than `seq_q` queries need.
-
-    Raises ValueError for what cannot be.
-    """
+    """The instance for a head_dim, no taller than `seq_q` needs. Raises ValueError for what cannot be."""
     padded = padded_head_dim(head_dim)
     usual_queries, usual_keys = BLOCKS[padded]
     if seq_q is not None:
@@ -281,7 +266,4 @@ def default_set() -> tuple[Specialisation, ...]:
     return (*map(specialise, HEAD_DIMS), *rivals)
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

@@ -1,7 +1,4 @@
-"""Read a compiled kernel: its registers, memory and instructions, as NVIDIA's disassembler prints them.
-
-The disassembler is `cuobjdump`, which comes with Triton's wheel and with the CUDA toolkit.
-"""
+"""Read a compiled kernel, its registers, memory and instructions, as NVIDIA's `cuobjdump` prints them."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.schedule import Schedule
 
 FAMILY = "sm80"  # as gpus.toml names it
@@ -112,17 +112,14 @@ class Specialisation:
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
         return self.warps_m * self.warps_n
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of an element of C."""
         return OUTPUT_BYTES[self.out_type]
 
     @property
@@ -137,7 +134,6 @@ class Specialisation:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         return WORK_BYTES + max(self.pipeline_bytes, self.patches_bytes)
 
     @property
@@ -156,7 +152,6 @@ class Specialisation:
         return min(255, REGISTERS // (self.threads * self.resident_blocks) // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -202,7 +197,6 @@ class Specialisation:
         return Schedule(policy, tiles_m, tiles_n, k_tiles, splits, workers, min(group, tiles_m))
 
     def grid(self, schedule: Schedule) -> int:
-        """Blocks to launch: one for each unit."""
         return schedule.units
 
     def workspace_bytes(self, schedule: Schedule) -> int:
@@ -234,10 +228,7 @@ class Specialisation:
         workspace: int = 0,
         flags: int = 0,
     ) -> list[bytes]:
-        """The kernel's parameters in order, packed: addresses, leading dimensions of A, B, C in elements, M N K.
-
-        Raises ValueError for an address or leading dimension that this instance's accesses do not allow.
-        """
+        """The parameters, packed. Raises ValueError for addresses or rows that the accesses do not allow."""
         m, n, k = sizes
         rows = (m if self.a_transposed else k, k if self.b_transposed else n, n)
         operands = zip(
@@ -395,7 +386,4 @@ def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:
     return replace(specialisation, a_transposed=layout[1] == "T", b_transposed=layout[0] == "T")
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

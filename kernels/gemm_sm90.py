@@ -1,20 +1,16 @@
-"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments.
-
-The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
-tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
-"""
+"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
@@ -78,7 +74,15 @@ class Specialisation:
     def __post_init__(self) -> None:
         check_types(self.in_type, self.out_type, self.a_transposed, self.b_transposed)
         check_tile(self.m, self.n, self.k, self.consumers, self.in_type)
-        check_cluster(self.n, self.cluster_m, self.cluster_n, self.b_transposed)
+        if (self.cluster_m, self.cluster_n) not in ((1, 1), (2, 1), (1, 2)):
+            raise ValueError(
+                f"A cluster of {self.cluster_m}x{self.cluster_n} CTAs was requested: it can be 1x1, 2x1 or 1x2."
+            )
+        if self.cluster_m == 2 and self.b_transposed and self.n % 16:
+            raise ValueError(
+                f"Two CTAs cannot load a B tile of {self.n} columns together: each takes a multiple of 8, so "
+                f"take n = {self.n - 8} or n = {self.n + 8}."
+            )
         if self.stages < 2 or self.store_buffers < 1:
             raise ValueError(
                 f"{self.stages} stages and {self.store_buffers} store buffers were requested: loading and multiplying "
@@ -109,32 +113,26 @@ class Specialisation:
 
     @property
     def cluster(self) -> int:
-        """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
     def in_bytes(self) -> int:
-        """Bytes of an element of A or B."""
         return INPUT_TYPES[self.in_type][0]
 
     @property
     def out_bytes(self) -> int:
-        """Bytes of an element of C."""
         return OUTPUT_TYPES[self.out_type][0]
 
     @property
     def a(self) -> Operand:
-        """A's part of a stage."""
         return Operand(self.m, self.k, self.in_bytes, self.a_transposed, self.cluster_n)
 
     @property
     def b(self) -> Operand:
-        """B's part of a stage."""
         return Operand(self.n, self.k, self.in_bytes, not self.b_transposed, self.cluster_m)
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
@@ -149,7 +147,6 @@ class Specialisation:
 
     @property
     def store_bytes(self) -> int:
-        """Shared memory through which results leave."""
         return self.consumers * 4 * self.store_buffers * WARP_ROWS * self.store_span_bytes
 
     @property
@@ -163,7 +160,6 @@ class Specialisation:
         return min(255, 65536 // self.threads // 8 * 8)
 
     def options(self) -> list[str]:
-        """The compiler's options that make this instance of the source."""
         macros = {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -194,10 +190,7 @@ class Specialisation:
     def schedule(
         self, m: int, n: int, k: int, policy: str, splits: int = 1, workers: int = 1, group: int = 1
     ) -> Schedule:
-        """The schedule of a product, counted in tiles of a cluster; workers are clusters too.
-
-        Raises ValueError for one that cannot be, or that needs `shared_tiles`.
-        """
+        """The schedule in tiles of a cluster. Raises ValueError for one that cannot be or needs `shared_tiles`."""
         for letter, size in (("M", m), ("N", n), ("K", k)):
             if not 1 <= size <= MOST_DIMENSION:
                 raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")
@@ -208,7 +201,6 @@ class Specialisation:
         return schedule
 
     def grid(self, schedule: Schedule) -> int:
-        """Blocks to launch: a cluster for each unit."""
         return schedule.units * self.cluster
 
     def workspace_bytes(self, schedule: Schedule) -> int:
@@ -220,12 +212,7 @@ class Specialisation:
         return 4 * self.cluster * self.consumers * 4 * schedule.shared_tiles
 
     def tensor_maps(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        leading_dimensions: tuple[int, int, int],
-        sizes: tuple[int, int, int],
+        self, a: int, b: int, c: int, leading_dimensions: tuple[int, int, int], sizes: tuple[int, int, int]
     ) -> tuple[TensorMap, TensorMap, TensorMap]:
         """The maps of A, B and C at these addresses; leading dimensions in elements of A, B, C; sizes M, N, K.
 
@@ -264,12 +251,7 @@ class Specialisation:
         self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
     ) -> list[bytes]:
         """The kernel's parameters in order, packed: the maps of A, B and C as encoded, the schedule, two addresses."""
-        return [
-            *maps,
-            schedule.packed(),
-            struct.pack("<Q", workspace),
-            struct.pack("<Q", flags),
-        ]
+        return [*maps, schedule.packed(), struct.pack("<Q", workspace), struct.pack("<Q", flags)]
 
 
 def register_lists(name: str, n: int) -> dict[str, int]:
@@ -310,17 +292,6 @@ def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
             f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, "
             f"and a thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
             f"{near_m}x{near_n}x{near_k}."
-        )
-
-
-def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) -> None:
-    """Raise ValueError for a cluster other than one CTA or a pair, or a pair that cannot share the operand."""
-    if (cluster_m, cluster_n) not in ((1, 1), (2, 1), (1, 2)):
-        raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was requested: it can be 1x1, 2x1 or 1x2.")
-    if cluster_m == 2 and b_transposed and n % 16:
-        raise ValueError(
-            f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} "
-            f"or n = {n + 8}."
         )
 
 
@@ -430,7 +401,4 @@ def default_set() -> tuple[Specialisation, ...]:
     return (*usual, pair_with_ample_buffers)
 
 
-def sources() -> tuple[str, Mapping[str, str]]:
-    """The text of the kernel, and of the headers it includes by name."""
-    folder = resources.files("pyperf_suite.kernels") / "cuda"
-    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
+sources = partial(nvrtc.sources, SOURCE, HEADERS)

@@ -1,7 +1,4 @@
-"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run.
-
-Nothing is tuned here: the requested configuration runs. torch and Triton are imported when a kernel is run or compiled.
-"""
+"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run."""
 
 from __future__ import annotations
 
@@ -123,7 +120,6 @@ class Configuration:
 
     @property
     def descriptors(self) -> bool:
-        """True if operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
@@ -133,7 +129,6 @@ class Configuration:
 
     @property
     def b_transposed(self) -> bool:
-        """True if B is stored [N, K]."""
         return self.layout[0] == "T"
 
     @property
@@ -155,7 +150,6 @@ class Configuration:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for Triton's compiler."""
         return compiler_options(self.stages, self.warps)
 
     def schedule(self, m: int, n: int, k: int) -> Schedule:
@@ -164,7 +158,6 @@ class Configuration:
         return Schedule(self.policy, tiles_m, tiles_n, k_tiles, self.splits, self.workers, min(self.group, tiles_m))
 
     def constants(self, k_is_whole: bool, interpreting: bool = False) -> dict[str, Any]:
-        """The compile-time arguments of the kernel."""
         return {
             "POLICY": self.policy,
             "BLOCK_M": self.tile[0],

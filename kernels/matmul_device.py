@@ -1,7 +1,4 @@
-"""The Triton matrix product as the device runs it: the k loop, the fix-up of shared tiles and the store of C.
-
-Importing this needs Triton; `kernels/matmul.py` is what launches and compiles it.
-"""
+"""The Triton matrix product as the device runs it: the k loop, the fix-up of shared tiles and the store of C."""
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations

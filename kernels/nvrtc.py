@@ -1,7 +1,4 @@
-"""Compile CUDA source for a target with NVRTC: no device, no toolkit and no built extension needed.
-
-The library is the one that torch's CUDA wheels or the package nvidia-cuda-nvrtc bring; its few prototypes stand here.
-"""
+"""Compile CUDA source for a target with NVRTC, from torch's CUDA wheels or nvidia-cuda-nvrtc: no device needed."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 # Below site-packages, newest CUDA first: where the wheels of NVIDIA put it.
@@ -105,6 +103,12 @@ def wheels(patterns: Sequence[str] = WHEEL_PATTERNS) -> Iterator[str]:
     for folder in sys.path:
         for pattern in patterns:
             yield from sorted((str(path) for path in Path(folder or ".").glob(pattern)), reverse=True)
+
+
+def sources(source: str, headers: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    """The text of a kernel of ours, and of the headers it includes by name."""
+    folder = resources.files("pyperf_suite.kernels") / "cuda"
+    return (folder / source).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in headers}
 
 
 def _fetch(program: ctypes.c_void_p, product: str) -> bytes:

@@ -1,7 +1,4 @@
-"""How many blocks of a kernel fit a multiprocessor: the published formula with the published limits.
-
-Where there is a device, its own answer (cuOccupancyMaxActiveBlocksPerMultiprocessor) is reported too.
-"""
+"""How many blocks of a kernel fit a multiprocessor: the published formula with the published limits."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ class Schedule:
 
     @property
     def tiles(self) -> int:
-        """Output tiles."""
         return self.tiles_m * self.tiles_n
 
     @property

@@ -1,8 +1,4 @@
-"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free.
-
-A kernel that starts to spill, to need more registers or to lose its tensor-core instructions is a regression that is
-seen on a machine with no GPU.
-"""
+"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from types import ModuleType
@@ -137,7 +133,6 @@ class CudaKernel:
     module: ModuleType
 
     def read(self, name: str, target: str) -> StaticMetrics:
-        """Compile it for a target and read it, with the errors of `of_cuda`."""
         return of_cuda(name, self.specialised, self.module.sources(), target, self.module.ENTRY)
 
 
@@ -174,10 +169,6 @@ class StaticMetrics:
         """Loads and stores of local memory: spills, and arrays indexed at run time."""
         return self.instructions["LDL"] + self.instructions["STL"]
 
-    def case(self) -> dict[str, str]:
-        """Return the key of the series of these figures: the kernel and the target, not the compiler."""
-        return {"kernel": self.kernel, "target": self.target}
-
     def state(self) -> dict[str, str]:
         """State that may change the figures besides the suite's own source, and that source's digest."""
         return {"compiler": self.compiler, "source_sha256": self.source_sha256}
@@ -196,10 +187,6 @@ class StaticMetrics:
             **{f"instructions_{name}": ("instructions", count) for name, count in self.instructions.items()},
         }
         return {name: _exact(unit, value) for name, (unit, value) in figures.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON of all of it."""
-        return asdict(self)
 
 
 def of_cuda(

@@ -1,7 +1,4 @@
-"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target.
-
-torch and Triton are imported when something is run or compiled.
-"""
+"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ class Launch:
         self._out_of_resources = triton.runtime.errors.OutOfResources
 
     def __call__(self) -> Any:
-        """Enqueue it and return Triton's compiled kernel, or None where Triton interprets.
-
-        Raises ValueError where the device has too little shared memory or registers for the configuration.
-        """
+        """Enqueue it; the kernel, or None if interpreted. Raises ValueError for too little shared memory."""
         try:
             return self._kernel(*self._arguments, **self._options)
         except self._out_of_resources as error:

@@ -1,11 +1,10 @@
-"""Data sheets of GPUs, and properties that all GPUs of a compute capability have in common.
-
-The values are in gpus.toml in this folder. This module gives them units and finds GPUs by the many names they have.
-"""
+"""Data sheets of GPUs from gpus.toml, and properties that all GPUs of a compute capability have in common."""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,31 +96,28 @@ class GpuSpec:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name, as its maker, a driver or a person writes it: "NVIDIA H100 80GB HBM3", "h100 sxm", "H100".
+    """The GPU of that name as its maker, a driver or a person writes it. Raises UserError with the nearest names.
 
-    Case, maker and punctuation do not matter. A name that leaves out form or memory means the one sold most: "A100" is
-    the SXM module with 80 GB.
-
-    Raises:
-        UserError: the catalogue has no such GPU; the nearest names are offered.
+    A name that leaves out form or memory means the one sold most: "A100" is the SXM module with 80 GB.
     """
-    found = _by_key().get(_key(name))
-    if found is None:
-        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {_offer(name[:80])}")
-    return found
+    gpu = _by_key().get(_key(name))
+    if gpu is None:
+        near = difflib.get_close_matches(_key(name[:80]), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
+        offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
+        choice = f"did you mean {' or '.join(offered)}?" if offered else f"it has {', '.join(map(str, all_gpus()))}."
+        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {choice}")
+    return gpu
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """The compute capability of a GPU by its name, also of a variant that the catalogue lacks, as the H200 NVL.
-
-    That of all GPUs which have its model's word in their names, as H200 or 4090; None where there are none, or they
-    differ.
-    """
+    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ."""
     exact = _by_key().get(_key(name))
     if exact is not None:
         return exact.compute_capability
     words = set(_words(name))
-    found = {gpu.compute_capability for gpu in all_gpus() if _model_word(gpu) in words}
+    # The word with a number names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada".
+    models = {gpu: [word for word in _words(gpu.name) if re.search("[0-9]", word)][:1] for gpu in all_gpus()}
+    found = {gpu.compute_capability for gpu, model in models.items() if words.intersection(model)}
     found |= {each.compute_capability for each in architectures() if words.intersection(each.models)}
     return found.pop() if len(found) == 1 else None
 
@@ -139,11 +135,8 @@ def capability(written: str | Sequence[int]) -> tuple[int, int]:
 
 def architecture(written: str | Sequence[int]) -> Architecture:
     """The architecture of a compute capability or target; of one that is not listed, the newest listed before it."""
-    return max((each for each in architectures() if each.compute_capability <= capability(written)), key=_age)
-
-
-def _age(architecture: Architecture) -> tuple[int, int]:
-    return architecture.compute_capability
+    listed = (each for each in architectures() if each.compute_capability <= capability(written))
+    return max(listed, key=operator.attrgetter("compute_capability"))
 
 
 @functools.cache
@@ -157,7 +150,7 @@ def architectures() -> tuple[Architecture, ...]:
             if name in values:
                 values[field] = values.pop(name) * unit
         sheets.append(Architecture(**values))
-    return tuple(sorted(sheets, key=_age))
+    return tuple(sorted(sheets, key=operator.attrgetter("compute_capability")))
 
 
 @functools.cache
@@ -172,10 +165,7 @@ def _catalogue() -> dict[str, Any]:
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
-    """An entry of gpus.toml in plain units.
-
-    Memory is sold in GB and reported by drivers in GiB of nearly the same number, so GiB is what the entry says.
-    """
+    """An entry of gpus.toml in plain units; memory that is sold in GB is what drivers report in GiB."""
     written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],
@@ -207,20 +197,5 @@ def _words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", name.lower())
 
 
-def _model_word(gpu: GpuSpec) -> str | None:
-    """The word with a number that names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada"."""
-    return next((word for word in _words(gpu.name) if re.search("[0-9]", word)), None)
-
-
 def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
-
-
-def _offer(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
-    offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
-    if offered:
-        return f"did you mean {' or '.join(offered)}?"
-    return f"it has {', '.join(gpu.name for gpu in all_gpus())}."

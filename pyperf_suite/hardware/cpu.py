@@ -1,7 +1,4 @@
-"""The CPU this process runs on: model, the cores it may use, caches, sockets, memory nodes, and whether it is virtual.
-
-Linux's /proc and /sys are read first, then the C library and psutil.
-"""
+"""The CPU this process runs on, by /proc and /sys first: model, cores it may use, caches, sockets, memory nodes."""
 
 from __future__ import annotations
 
@@ -124,7 +121,11 @@ def detect() -> Cpu:
 
 def read_cpu(files: KernelFiles, affinity: int | None) -> Cpu:
     """Describe the CPU these kernel files speak of, for a process allowed on `affinity` CPUs (None: all)."""
-    information = _first_values(files.text("proc/cpuinfo") or "")
+    information: dict[str, str] = {}
+    for line in (files.text("proc/cpuinfo") or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            information.setdefault(key.strip().lower(), value.strip())
     flags = frozenset((information.get("flags") or information.get("features") or "").split())
     online = parse_cpu_list(files.text("sys/devices/system/cpu/online"))
     listed = re.findall(r"^processor\s*:", files.text("proc/cpuinfo") or "", re.MULTILINE)
@@ -202,16 +203,6 @@ def core_name(implementer: str | None, part: str | None) -> str | None:
     return f"{IMPLEMENTERS.get(by, f'implementer {by:#x}')} {PARTS.get((by, number), f'part {number:#x}')}"
 
 
-def _first_values(cpuinfo: str) -> dict[str, str]:
-    """The first value of each key of /proc/cpuinfo, keys in lower case."""
-    values: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and value.strip():
-            values.setdefault(key.strip().lower(), value.strip())
-    return values
-
-
 def _model(files: KernelFiles, information: dict[str, str]) -> str:
     """The name people know the CPU by; on Arm, where the kernel prints none, its core's name."""
     return " ".join(
@@ -251,7 +242,16 @@ def _usable_cores(logical: int, affinity: int | None, quota_cores: float | None)
 
 def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
     """The fields of `Cpu` about caches, from the best source that this machine has; of two kinds, the larger's size."""
-    instances = _instances(files)
+    # Per level, the size in bytes of each data cache, by the set of CPUs that share it.
+    instances: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
+    for folder in files.matching("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
+        level = files.integer(f"{folder}/level")
+        size = parse_bytes(files.text(f"{folder}/size"))
+        shared = parse_cpu_list(files.text(f"{folder}/shared_cpu_list"))
+        if level is not None and size and files.text(f"{folder}/type") in ("Data", "Unified"):
+            # Without a list of sharers, a cache counts as the CPU's own.
+            own = frozenset({int(folder.split("/cpu/cpu")[1].split("/")[0])})
+            instances[level][shared or own] = size
     sizes = {level: max(found.values()) for level, found in instances.items()}
     totals = {level: sum(found.values()) for level, found in instances.items()}
     assumed = False
@@ -270,22 +270,7 @@ def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
     }
 
 
-def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
-    """Per level, the size in bytes of each data cache, by the set of CPUs that share it."""
-    instances: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
-    for folder in files.matching("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
-        level = files.integer(f"{folder}/level")
-        size = parse_bytes(files.text(f"{folder}/size"))
-        shared = parse_cpu_list(files.text(f"{folder}/shared_cpu_list"))
-        if level is not None and size and files.text(f"{folder}/type") in ("Data", "Unified"):
-            # Without a list of sharers, a cache counts as the CPU's own.
-            own = frozenset({int(folder.split("/cpu/cpu")[1].split("/")[0])})
-            instances[level][shared or own] = size
-    return dict(instances)
-
-
 def _from_system(level: int) -> int | None:
-    """The size of a level's data cache in bytes, from the C library."""
     try:
         size = os.sysconf(SYSCONF[level])
     except (OSError, ValueError):
@@ -294,7 +279,6 @@ def _from_system(level: int) -> int | None:
 
 
 def _node(files: KernelFiles, folder: str) -> NumaNode | None:
-    """A node; None where it has neither CPUs nor memory."""
     number = parse_integer(folder.rpartition("/node")[2])
     total = re.search(r"MemTotal:\s*(\d+ kB)", files.text(f"{folder}/meminfo") or "")
     memory_bytes = (parse_bytes(total[1]) if total else None) or 0

@@ -37,11 +37,7 @@ def required(facility: Facility | Unavailable) -> Facility:
 
 
 def open_library(override: str, names: Sequence[str]) -> Any:
-    """Open the library whose path the environment variable `override` gives, else the first name that opens.
-
-    Raises:
-        Unavailable: nothing opened. A set override is never passed over: what it names must open.
-    """
+    """Open the library that the variable `override` names, which must open, else the first. Raises Unavailable."""
     path = os.environ.get(override)
     for name in [path] if path else names:
         try:
@@ -168,11 +164,7 @@ class Device:
 
 
 def resolve(requested: str) -> Device:
-    """Return the requested device; auto is the first GPU that our kernels run on, else the CPU.
-
-    Raises:
-        UserError: the name is none of those allowed, or this machine has no such device.
-    """
+    """Return the device; auto is the first GPU that our kernels run on, else the CPU. Raises UserError for none."""
     match = re.fullmatch(r"(auto|cpu)|cuda(?::([0-9]{1,4}))?", requested.strip().lower())
     if match is None:
         raise UserError(f"There is no device {requested!r}: ask for auto, cpu, cuda or cuda:N.")
@@ -185,8 +177,7 @@ def resolve(requested: str) -> Device:
             return Device("cpu")
         raise UserError(f"Device {requested!r} was requested, but {reason}: ask for cpu or auto.") from None
     if match[1]:
-        usable = (gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels)
-        index = next(usable, None)
+        index = next((gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels), None)
         return Device("cpu") if index is None else Device("cuda", index)
     index = int(match[2] or 0)
     if index >= len(present):

@@ -1,7 +1,4 @@
-"""Read the small text files by which a Linux kernel describes the machine, below a root that tests replace.
-
-A file that is absent, unreadable or not what it should be reads as None: no oddity may stop a measurement.
-"""
+"""Read the small text files by which a Linux kernel describes the machine; one that is not as it should be is None."""
 
 from __future__ import annotations
 
@@ -28,11 +25,9 @@ class KernelFiles:
             return None
 
     def integer(self, path: str) -> int | None:
-        """The file's content as a whole number; None where it is none."""
         return parse_integer(self.text(path))
 
     def matching(self, pattern: str) -> list[str]:
-        """The paths that match a glob pattern, sorted, relative to the root."""
         try:
             return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
         except OSError:

@@ -17,10 +17,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
 @dataclass(frozen=True)
 class LinkPeak:
-    """A kind of link's peak, in one direction.
-
-    `gb_per_s` is the data sheet's. `per_link_gb_per_s` is one NVLink's share where a GPU bonds several.
-    """
+    """A kind of link's peak, in one direction, and one NVLink's share where a GPU bonds several."""
 
     name: str
     gb_per_s: float
@@ -52,8 +49,7 @@ KINDS = {
     "0200": "network",
     "0207": "network",
 }
-# Places where a device's driver leaves the names that people know it by.
-NAMES = ("infiniband", "net", "nvme")
+NAMES = ("infiniband", "net", "nvme")  # places where a device's driver leaves the names that people know it by
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
 NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, 14.0625)
 _BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}
@@ -66,10 +62,7 @@ def nvlink_of(compute_capability: tuple[int, int]) -> LinkPeak | None:
 
 
 def pcie_of(compute_capability: tuple[int, int] | None) -> LinkPeak:
-    """The PCIe that GPUs of that compute capability are made for, 4 for GPUs that CUDA does not run on.
-
-    A slot may be of an older generation.
-    """
+    """The PCIe that GPUs of that compute capability are made for, 4 where CUDA does not run; slots may be older."""
     return PCIE[4] if compute_capability is None else _BY_NAME[architecture(compute_capability).pcie]
 
 

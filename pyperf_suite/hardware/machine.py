@@ -46,20 +46,13 @@ class Identity:
 
 
 def identity(device: Device) -> Identity:
-    """The identity of this machine for runs on that device.
-
-    Raises:
-        Unavailable: the CUDA driver refuses to describe its devices.
-    """
+    """The identity of this machine for runs on that device. Raises Unavailable where the driver refuses."""
     if device.kind == "cpu":
-        return cpu_identity(cpu.detect())
+        processor = cpu.detect()
+        # Cores that this process may use, for the waves of a product run on them.
+        fields = {"model": processor.model, "cores": processor.usable_cores}
+        return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
     return gpu_identity(gpus(), device.index, nvml())
-
-
-def cpu_identity(processor: cpu.Cpu) -> Identity:
-    """Model and cores: those cores that this process may use, for the waves of a product run on them."""
-    fields = {"model": processor.model, "cores": processor.usable_cores}
-    return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
 
 
 def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) -> Identity:
@@ -84,7 +77,6 @@ def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) ->
 
 
 def _link(gpu: Gpu, count: int, manager: Nvml | Unavailable) -> str:
-    """How this process's GPUs reach each other: `none` for one alone, `pcie` where no NVLink is active."""
     if count == 1:
         return "none"
     return "unknown" if isinstance(manager, Unavailable) else manager.nvlink(gpu.uuid) or "pcie"
@@ -139,10 +131,7 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
 
 
 def gpu_state(index: int) -> dict[str, Any]:
-    """UUID, driver, CUDA version and settings of a GPU, and how it and others are wired.
-
-    What cannot be queried says why under `unavailable`.
-    """
+    """UUID, driver, CUDA, settings and wiring of a GPU; `unavailable` says why something is missing."""
     condition: dict[str, Any] = {}
     try:
         found = required(driver())
@@ -161,20 +150,16 @@ def compiler_of_extension() -> str | None:
     extension = importlib.util.find_spec("pyperf_suite._native")
     if extension is None or extension.origin is None:
         return None
-    return compiler_note(Path(extension.origin))
-
-
-def compiler_note(binary: Path) -> str | None:
-    """The first GCC or clang version string in a binary file (its ELF section .comment)."""
     try:
-        note = re.search(rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", binary.read_bytes())
+        note = re.search(
+            rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", Path(extension.origin).read_bytes()
+        )
     except OSError:
         return None
     return note[0].decode("ascii", "replace") if note else None
 
 
 def _turbo(files: KernelFiles) -> bool | None:
-    """True if the CPU may exceed its base clock; None where the kernel does not say."""
     no_turbo = files.integer(f"{CPU_SETTINGS}/intel_pstate/no_turbo")
     if no_turbo is not None:
         return no_turbo == 0
@@ -199,7 +184,6 @@ def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's answer; None where it fails, hangs, or is not there."""
     with contextlib.suppress(UserError):
         done = git(folder, *arguments)
         return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()

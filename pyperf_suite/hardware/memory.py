@@ -1,7 +1,4 @@
-"""How much memory and CPU time this process may take: what the machine has, or what its control groups leave of it.
-
-Both versions of control groups are read. Each group from this process's own up to the root counts: the narrowest holds.
-"""
+"""Memory and CPU time this process may take: the machine's, or the narrowest of its control groups', up to the root."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ MOUNT = PurePosixPath("sys/fs/cgroup")
 NO_LIMIT_BYTES = 1 << 60
 
 
-# Share of the free memory that a user's code may take.
-MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.8  # share of the free memory that a user's code may take
 
 
 def available_bytes(files: KernelFiles | None = None) -> int:
@@ -35,10 +31,7 @@ def limit_bytes() -> int:
 
 
 def resident_peak_bytes() -> int:
-    """The most of this process's memory that was resident since it began, or `clear_refs` was written.
-
-    Where the kernel keeps no maximum, what is resident now.
-    """
+    """The most of this process's memory resident since it began or `clear_refs`; else what is resident now."""
     with contextlib.suppress(OSError):
         if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
             return int(found[1]) << 10
@@ -47,19 +40,20 @@ def resident_peak_bytes() -> int:
 
 def cpu_quota_cores(files: KernelFiles) -> float | None:
     """How many cores' time the narrowest quota grants per second of wall time; None where there is none."""
-    quotas = [
-        int(quota) / int(period)
-        for quota, period in _quotas(files)
-        if quota is not None and period is not None and quota > 0 and period > 0
-    ]
+    quotas = []
+    for folder in _groups(files, "cpu"):
+        # Both in microseconds: version 2 has them in one file.
+        words = [*(files.text(f"{folder}/cpu.max") or "").split(), "", ""]
+        pairs = [
+            (parse_integer(words[0]), parse_integer(words[1])),
+            (files.integer(f"{folder}/cpu.cfs_quota_us"), files.integer(f"{folder}/cpu.cfs_period_us")),
+        ]
+        quotas += [quota / period for quota, period in pairs if quota and period and quota > 0 and period > 0]
     return min(quotas, default=None)
 
 
 def cpu_throttled_s(files: KernelFiles) -> float | None:
-    """Seconds that quotas kept processes of this process's groups from running so far; None without a counter.
-
-    The groups above count each for all their children, so the largest holds.
-    """
+    """Seconds that quotas kept this process's groups from running so far; None without a counter."""
     found = []
     for folder in _groups(files, "cpu"):
         text = files.text(f"{folder}/cpu.stat") or ""
@@ -81,10 +75,7 @@ def memory_limit_bytes(files: KernelFiles) -> int | None:
 
 
 def memory_available_bytes(files: KernelFiles) -> int | None:
-    """How much more memory the narrowest limit lets this process take; None where there is no limit.
-
-    Inactive page cache is counted as used by the kernel, but given up before anything is refused.
-    """
+    """Memory that the narrowest limit leaves, inactive page cache included; None where there is no limit."""
     left = []
     for folder in _groups(files, "memory"):
         version_2 = files.exists(f"{folder}/memory.max")
@@ -95,15 +86,6 @@ def memory_available_bytes(files: KernelFiles) -> int | None:
             reclaimable = re.search(rf"^{name}inactive_file\s+(\d+)$", statistics, re.MULTILINE)
             left.append(max(0, limit - max(0, used - int(reclaimable[1] if reclaimable else 0))))
     return min(left, default=None)
-
-
-def _quotas(files: KernelFiles) -> Iterator[tuple[int | None, int | None]]:
-    """Quota and period, in microseconds, of each group above this process."""
-    for folder in _groups(files, "cpu"):
-        words = (files.text(f"{folder}/cpu.max") or "").split()
-        if len(words) == 2:
-            yield parse_integer(words[0]), parse_integer(words[1])
-        yield files.integer(f"{folder}/cpu.cfs_quota_us"), files.integer(f"{folder}/cpu.cfs_period_us")
 
 
 def _groups(files: KernelFiles, controller: str) -> Iterator[str]:

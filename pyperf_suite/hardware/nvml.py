@@ -166,9 +166,7 @@ class Nvml:
 
     def driver_version(self) -> str | None:
         """The kernel driver's version, as in 580.82.07."""
-        text = ctypes.create_string_buffer(96)
-        answered = self._call("nvmlSystemGetDriverVersion", text, len(text))
-        return text.value.decode("utf-8", "replace") if answered else None
+        return self._text("nvmlSystemGetDriverVersion")
 
     def settings(self, uuid: str) -> dict[str, Any]:
         """Power limit, ECC, persistence, clocks of the GPU with that UUID (for a MIG slice, its parent)."""
@@ -219,18 +217,14 @@ class Nvml:
         """The UUIDs of all whole GPUs that this process may see, in NVML's order, which is that of nvidia-smi."""
         uuids = []
         for index in range(self._unsigned("nvmlDeviceGetCount_v2") or 0):
-            device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-            if self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)) and self._call(
-                "nvmlDeviceGetUUID", device, text, len(text)
-            ):
-                uuids.append(text.value.decode("utf-8", "replace"))
-        return tuple(uuids)
+            device = ctypes.c_void_p()
+            if self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)):
+                uuids.append(self._text("nvmlDeviceGetUUID", device))
+        return tuple(uuid for uuid in uuids if uuid is not None)
 
     def name(self, uuid: str) -> str | None:
         """The product's name, as in NVIDIA H100 80GB HBM3."""
-        device, text = self._physical(uuid), ctypes.create_string_buffer(96)
-        named = self._call("nvmlDeviceGetName", device, text, len(text))
-        return text.value.decode("utf-8", "replace") if named else None
+        return self._text("nvmlDeviceGetName", self._physical(uuid))
 
     def load(self, uuid: str) -> dict[str, Any]:
         """Return the GPU's use now, and its counters; unreported ones are absent.
@@ -302,10 +296,7 @@ class Nvml:
         return None
 
     def throttled_s(self, uuid: str) -> dict[str, float] | None:
-        """Seconds since the driver was loaded for which each reason lowered the clocks; None without such counters.
-
-        Heat and brake are left out under a driver whose numbers for them are not known.
-        """
+        """Seconds since the driver was loaded that each reason lowered the clocks; None without such counters."""
         device, seconds = self._physical(uuid), {}
         power = self._fields(device, (POWER_CAP_FIELD,), 0)
         if power is None:
@@ -387,10 +378,7 @@ class Nvml:
         return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
 
     def pcie(self, uuid: str) -> dict[str, int]:
-        """The GPU's PCIe generation and lanes now and at most in this slot, the card's generation.
-
-        A GPU that has nothing to do may run at an older generation until it has. What it does not report is absent.
-        """
+        """The GPU's PCIe generation and lanes now, fewer when idle, and at most here; absent if not reported."""
         device = self._physical(uuid)
         answers = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
         return {name: value for name, value in answers.items() if value is not None}
@@ -450,22 +438,18 @@ class Nvml:
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:
         """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's; looked up once."""
         if uuid not in self._handles:
-            found = self._look_up(uuid)
-            if found is None:
+            device, parent = ctypes.c_void_p(), ctypes.c_void_p()
+            if not self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device)):
                 return None
-            self._handles[uuid] = found
+            of_slice = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+            is_slice = uuid.startswith("MIG-") and self._call(of_slice, device, ctypes.byref(parent))
+            self._handles[uuid] = parent if is_slice else device
         return self._handles[uuid]
 
-    def _look_up(self, uuid: str) -> ctypes.c_void_p | None:
-        device = ctypes.c_void_p()
-        if not self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device)):
-            return None
-        parent = ctypes.c_void_p()
-        if uuid.startswith("MIG-") and self._call(
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, ctypes.byref(parent)
-        ):
-            return parent
-        return device
+    def _text(self, function: str, *arguments: Any) -> str | None:
+        text = ctypes.create_string_buffer(96)
+        answered = self._call(function, *arguments, text, len(text))
+        return text.value.decode("utf-8", "replace") if answered else None
 
     def _unsigned(self, function: str, *arguments: Any, after: tuple[Any, ...] = ()) -> int | None:
         """Call a function that answers through a pointer to unsigned int behind `arguments`."""

@@ -53,26 +53,17 @@ def copies(
         *loader_folders(files),
         *TRUSTED,
     ]
-    for soname in sonames:
-        for folder in loader:
-            _add(files, places, f"{folder.strip('/')}/{soname}", "loader")
     prefix = environment.get("CONDA_PREFIX", "").strip("/")
-    for folder in (*FOLDERS, *([f"{prefix}/lib"] if prefix else [])):
-        for soname in sonames:
-            for path in files.matching(f"{folder}/{soname}"):
-                _add(files, places, path, "elsewhere")
-    return _without_aliases(files, places)
-
-
-def _add(files: KernelFiles, places: dict[str, str], path: str, found_by: str) -> None:
-    if files.exists(path):
-        places.setdefault(f"/{path}", found_by)
-
-
-def _without_aliases(files: KernelFiles, places: Mapping[str, str]) -> tuple[Copy, ...]:
-    """One name a file: folders such as /lib are often links to others."""
+    patterns = (*FOLDERS, *([f"{prefix}/lib"] if prefix else []))
+    known = [(f"{folder.strip('/')}/{soname}", "loader") for soname in sonames for folder in loader]
+    for pattern in (f"{folder}/{soname}" for folder in patterns for soname in sonames):
+        known += [(path, "elsewhere") for path in files.matching(pattern)]
+    for path, found_by in known:
+        if files.exists(path):
+            places.setdefault(f"/{path}", found_by)
     seen, kept = set(), []
     for path, found_by in places.items():
+        # One name a file: folders such as /lib are often links to others.
         real = files.resolved(path.lstrip("/"))
         if real not in seen:
             seen.add(real)

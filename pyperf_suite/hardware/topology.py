@@ -1,7 +1,4 @@
-"""How a machine's GPUs and network cards are wired, read from the matrix that `nvidia-smi topo -m` prints.
-
-The matrix says the kind of each path; what such a path carries at best comes from `links`.
-"""
+"""How a machine's GPUs and network cards are wired, read from the matrix that `nvidia-smi topo -m` prints."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ class Path:
         return self.kind or "unknown"
 
     def peak_gb_per_s(self, compute_capability: tuple[int, int]) -> float | None:
-        """GB/s (1e9), one direction, that the path of such GPUs carries at best; None where it is not known.
-
-        Behind every path that is not NVLink stands the PCIe slot: bridges and sockets can only take away from it.
-        """
+        """GB/s (1e9), one direction, that the path carries at best, no PCIe more than a slot; None if unknown."""
         if self.nvlinks:
             nvlink = nvlink_of(compute_capability)
             return self.nvlinks * nvlink.per_link_gb_per_s if nvlink and nvlink.per_link_gb_per_s else None
@@ -76,11 +70,7 @@ class Path:
 
 @dataclass(frozen=True)
 class LinkGraph:
-    """The matrix, by the names that nvidia-smi gives: `GPU0`, and `NIC0` or `mlx5_0`.
-
-    `paths` has both orders of each pair. `nic_names` are the system's names of NIC0 and so on. `numa` and `cpus` are
-    the affinities of each GPU as printed, left out where none were.
-    """
+    """The matrix by nvidia-smi's names: `paths` in both orders, system names of NICs, affinities as printed."""
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
@@ -108,7 +98,6 @@ class LinkGraph:
         return tuple(gpu for gpu in self.gpus if gpu not in linked) if linked else ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON: the fields, with paths as `GPU0 NIC0`: `PIX`."""
         return {
             "gpus": list(self.gpus),
             "nics": list(self.nics),
@@ -125,11 +114,7 @@ class LinkGraph:
 
 
 def parse(text: str) -> LinkGraph:
-    """Read what `nvidia-smi topo -m` printed, coloured or not, with tabs or with spaces.
-
-    Raises:
-        UserError: there is no matrix in the text, or it is cut off or mangled; the sentence says where.
-    """
+    """Read what `nvidia-smi topo -m` printed, coloured, with tabs or spaces. Raises UserError for no whole matrix."""
     lines = [COLOURS.sub("", line) for line in text.splitlines()]
     start, devices, columns = _header(lines)
     cells: dict[str, list[str]] = {}
@@ -145,7 +130,12 @@ def parse(text: str) -> LinkGraph:
     for row in (*gpus, *(device for device in devices if device in cells and device not in gpus)):
         if row not in cells:
             raise UserError(f"The topology matrix has no row for {row}: run `{' '.join(COMMAND)}` again, whole.")
-        for column, cell in zip(devices, _row(row, cells[row], devices), strict=True):
+        if len(cells[row]) < len(devices):
+            raise UserError(
+                f"The row of {row} in the topology matrix has {len(cells[row])} cells where {len(devices)} devices are "
+                f"named: it is cut off or mangled, run `{' '.join(COMMAND)}` again."
+            )
+        for column, cell in zip(devices, cells[row], strict=False):
             paths[row, column] = _path(cell, row, column)
             paths.setdefault((column, row), paths[row, column])
     affinity = {gpu: cells[gpu][len(devices) :] for gpu in gpus}
@@ -195,10 +185,7 @@ def _header(lines: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a row, empty ones too: between tabs, or between tab stops where blanks have taken the tabs' place.
-
-    Of a row with other blanks only the words.
-    """
+    """The cells of a row by tabs, or by tab stops where blanks took their place; of other rows only the words."""
     line = line.rstrip()
     if "\t" in line:
         return [cell.strip() for cell in line.split("\t")]
@@ -211,15 +198,6 @@ def _cells(line: str) -> list[str]:
         cells += [""] * ((word.start() - stop) // _TAB) + [word[0]]
         stop = (word.end() // _TAB + 1) * _TAB
     return cells
-
-
-def _row(row: str, cells: list[str], devices: tuple[str, ...]) -> list[str]:
-    if len(cells) < len(devices):
-        raise UserError(
-            f"The row of {row} in the topology matrix has {len(cells)} cells where {len(devices)} devices are named: "
-            f"it is cut off or mangled, run `{' '.join(COMMAND)}` again."
-        )
-    return cells[: len(devices)]
 
 
 def _path(cell: str, row: str, column: str) -> Path:
@@ -245,10 +223,7 @@ def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: s
 
 
 def wiring(gpus: Sequence[Gpu], manager: Nvml, graph: LinkGraph | Unavailable | None = None) -> dict[str, Any]:
-    """For every two GPUs, as in `0-3`, the path between them and the GB/s (1e9) that it carries at best, or null.
-
-    Empty where there are fewer than two, or nvidia-smi does not report. `graph` is read from it if not given.
-    """
+    """For every two GPUs, as in `0-3`, the path and the GB/s (1e9) it carries at best; empty where not known."""
     if len(gpus) < 2:
         return {}
     graph = read() if graph is None else graph

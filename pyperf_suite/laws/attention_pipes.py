@@ -20,8 +20,7 @@ EXPONENTIAL, COMPARISON, MULTIPLICATION = 8, 2, 1
 # Instructions a score: a maximum and half of a packed pair; scaled and added up. A masked score is compared and
 # selected too. A polynomial in place of an exponential: a shift and an addition of integers, five multiply-adds.
 COMPARISONS, MULTIPLICATIONS, MASKING, POLYNOMIAL = 1.5, 2, 2, (2, 5)
-# Queries of a warpgroup's wgmma, of which a thread has two rows and a quarter of the keys of each.
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS = 64  # queries of a warpgroup's wgmma, of which a thread has two rows and a quarter of the keys of each
 # Fitted to our Triton kernel on an H200: a barrier of all warps and the latencies around it; keys that are fetched only
 # after the step before, as with two stages. By its machine code three barriers a step.
 BARRIER_CYCLES, FETCH_CYCLES, TRITON_BARRIERS, HIDING_STAGES = 48, 700, 3, 3
@@ -36,10 +35,7 @@ def tensor_cycles(rows: float, keys: int, head_dim: int) -> float:
 
 
 def softmax_cycles(rows: float, keys: int, head_dim: int, masked: bool = False, polynomial: float = 0.0) -> float:
-    """Cycles of a multiprocessor's other units for a step: weights, and the correction of the accumulator.
-
-    `polynomial` is the share of the exponentials that is computed by multiply-adds.
-    """
+    """Cycles of the other units for a step: weights, of which `polynomial` by multiply-adds, and the correction."""
     compared, multiplied = (polynomial * instructions for instructions in POLYNOMIAL)
     comparing = COMPARISON * (COMPARISONS + MASKING * masked + compared)
     weighing = max(EXPONENTIAL * (1 - polynomial), MULTIPLICATION * (MULTIPLICATIONS + multiplied))
@@ -100,10 +96,7 @@ class HopperForward:
         return round_cycles(self.parts, tensor_cycles(*size), softmax_cycles(*size, masked, self.polynomial), waits)
 
     def cycles(self, memory_bytes: float) -> float:
-        """Cycles of the pass on a GPU whose memory moves these bytes a cycle.
-
-        Reading a tile's queries and writing its result take their share of that, which nothing hides.
-        """
+        """Cycles of the pass at these bytes a cycle of memory, which reading queries and writing results take too."""
         tiled = self.tiled
         steps, tiles = tiled.busiest
         masks = min(-(-tiled.blocks.m // tiled.blocks.n), steps // tiles) if tiled.causal else 0

@@ -11,7 +11,7 @@ import functools
 import heapq
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -69,13 +69,8 @@ def attention_flop(
     batch: ArrayLike, heads: ArrayLike, head_dim: ArrayLike, pairs: ArrayLike, backward: bool = False
 ) -> NDArray[np.int64]:
     """4·b·h·d·Σᵢ visible(i) for the forward pass, 2.5 × that for the backward pass alone (Dao, FlashAttention-2)."""
-    forward = (
-        4
-        * np.asarray(batch, dtype=np.int64)
-        * np.asarray(heads, dtype=np.int64)
-        * np.asarray(head_dim, dtype=np.int64)
-        * np.asarray(pairs, dtype=np.int64)
-    )
+    sizes = (np.asarray(each, dtype=np.int64) for each in (batch, heads, head_dim, pairs))
+    forward = math.prod(sizes, start=np.asarray(4))
     return forward * 5 // 2 if backward else forward
 
 
@@ -144,22 +139,17 @@ class TiledAttention:
             rounds = int(ceil_div(self.tiles, self.slots))
             return rounds * int(self.steps[0]), rounds
         free_at = [(0, 0)] * min(self.slots, self.tiles)
-        for steps in self._handed_out():
-            done, tiles = free_at[0]
-            heapq.heapreplace(free_at, (done + steps, tiles + 1))
-        return max(free_at)
-
-    def _handed_out(self) -> Iterator[int]:
         heads = self.batch * self.heads
         together = min(self.heads_together or heads, heads) if self.heaviest_first else 1
         in_order = sorted(self.steps.tolist(), reverse=self.heaviest_first)
         for first in range(0, heads, together):
-            for steps in in_order:
-                yield from (steps for _ in range(min(together, heads - first)))
+            for steps in np.repeat(in_order, min(together, heads - first)).tolist():
+                done, tiles = free_at[0]
+                heapq.heapreplace(free_at, (done + steps, tiles + 1))
+        return max(free_at)
 
 
-# The law has five constants; with fewer cases it repeats what it was given.
-FEWEST_FITTED = 5
+FEWEST_FITTED = 5  # the law has five constants; with fewer cases it repeats what it was given
 
 # A cause is named where it explains so much of the difference, and all that are named at least so much together.
 ONE_CAUSE, ALL_CAUSES = 0.25, 0.5
@@ -183,10 +173,7 @@ class AttentionLaw:
         return _features(cases) @ np.array(astuple(self))
 
     def product_share(self, head_dim: int) -> float:
-        """Share of a step over many queries that the two products take; the rest is the softmax, in [0, 1].
-
-        The softmax costs the same whatever the head dimension, so its share grows as heads get narrower.
-        """
+        """Share of a step that the two products take, in [0, 1]; the softmax costs the same at any head dimension."""
         products = self.per_product_s * head_dim
         both = products + self.per_score_s
         return products / both if both else 1.0
@@ -230,10 +217,7 @@ def bucket_of(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class HeadSizeLaw:
-    """Seconds = heads · (per_head_s + per_column_s · computed columns of head_dim), at one length, mask and batch.
-
-    `held_out` are relative errors at head dimensions that the other ones predict; none for fewer than three.
-    """
+    """Seconds = heads · (per_head_s + per_column_s · computed columns); `held_out` are its relative errors."""
 
     per_head_s: float
     per_column_s: float

@@ -1,7 +1,4 @@
-"""Effect of its sizes on a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes.
-
-A `Tile` and a `Schedule` are requested of every kernel of the suite. `StaircaseLaw` fits the time of a product to them.
-"""
+"""Effect of its sizes on a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes."""
 
 from __future__ import annotations
 
@@ -66,10 +63,7 @@ class Tile:
 
 @dataclass(frozen=True, order=True)
 class Schedule:
-    """Assignment of tiles to workers: a policy, the number of workers, and for split_k the slices of K.
-
-    `library` leaves tile and order to the library and only bounds its threads. Written `split_k(4)@2`.
-    """
+    """How tiles go to workers, as in `split_k(4)@2`; `library` leaves tile and order to it and bounds its threads."""
 
     policy: str
     workers: int
@@ -157,10 +151,7 @@ LIBRARY_TILES = tuple(
 
 
 def library_area(m: int, n: int, slots: int) -> int:
-    """Elements of C that the busiest of `slots` computes in the tile that keeps it least busy: waves · Tm · Tn.
-
-    It is what a library does that widens its tile before it opens another wave.
-    """
+    """Elements of C that the busiest of `slots` computes in the tile that is best for it: waves · Tm · Tn."""
     return min(-(-(-(-m // tile_m) * -(-n // tile_n)) // slots) * tile_m * tile_n for tile_m, tile_n in LIBRARY_TILES)
 
 
@@ -204,26 +195,21 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
     raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")
 
 
-# Cost of writing or reading a partial result, in k-tiles: it decides which unit is the busiest.
-PARTIAL_IN_K_TILES = 8
+PARTIAL_IN_K_TILES = 8  # cost of writing or reading a partial result, in k-tiles: it decides which unit is the busiest
 
 
 def _busiest_of_stream_k(
     tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
 ) -> CriticalPath:
-    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
-
-    A unit whose last tile is another's to finish writes a partial result; one that finishes a tile which others began
-    reads one from each of them.
-    """
-    even = tiles % workers == 0
-    whole_tiles = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
+    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out."""
+    whole_tiles = np.where(tiles % workers == 0, tiles // workers, np.maximum(tiles // workers - 1, 0))
     share, rest = np.divmod((tiles - whole_tiles * workers) * k_tiles, workers)
     of_tile, unit = k_tiles[..., None], np.arange(workers)
     begin, end = (n * share[..., None] + n * rest[..., None] // workers for n in (unit, unit + 1))
     first, last = begin // of_tile, np.maximum(end - 1, begin) // of_tile
     # The unit that began the tile: units before it have begun no later k-tile than the tile's first.
-    starter = np.array([np.searchsorted(row, at, "right") - 1 for row, at in _pairs(begin, first * of_tile)])
+    rows = (each.reshape(-1, workers) for each in (begin, first * of_tile))
+    starter = np.array([np.searchsorted(row, at, "right") - 1 for row, at in zip(*rows, strict=True)])
     finishes = (begin > first * of_tile) & (end >= (first + 1) * of_tile)
     partials = (end > (last * of_tile)) * (end % of_tile > 0) + finishes * (unit - starter.reshape(begin.shape))
     busiest = np.argmax(end - begin + PARTIAL_IN_K_TILES * partials, axis=-1)[..., None]
@@ -235,18 +221,9 @@ def _busiest_of_stream_k(
     return CriticalPath(extent, (whole_tiles + visits).astype(np.float64), partials.astype(np.float64))
 
 
-def _pairs(rows: NDArray[np.int64], others: NDArray[np.int64]) -> zip[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Rows of two arrays along their last axis."""
-    width = rows.shape[-1]
-    return zip(rows.reshape(-1, width), others.reshape(-1, width), strict=True)
-
-
 @dataclass(frozen=True)
 class StaircaseLaw:
-    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine.
-
-    With data_parallel this is waves × (per_k·K + per_tile) + overhead: time = waves × tile time + overhead.
-    """
+    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine."""
 
     overhead_s: float
     per_k_s: float
@@ -268,10 +245,7 @@ class StaircaseLaw:
 
 @dataclass(frozen=True)
 class JudgedLaw:
-    """A law, on how many cases it was fitted, and its relative errors on the others.
-
-    `noise` is the median error that would be left on those if the law were right: what their times are uncertain by.
-    """
+    """A law, its cases fitted, its relative errors on others, and `noise`: the median error if it were right."""
 
     law: StaircaseLaw
     fitted_on: int
@@ -279,8 +253,7 @@ class JudgedLaw:
     noise: float = math.nan
 
 
-# The median absolute deviation of a normal variable, in standard deviations.
-MAD_OF_NORMAL = 0.6744897501960817
+MAD_OF_NORMAL = 0.6744897501960817  # the median absolute deviation of a normal variable, in standard deviations
 
 # Error of a law of a few constants, as a share of a kernel's time: no measurement counts for more than this.
 _LAW_ERROR = 0.02
@@ -289,11 +262,7 @@ _LAW_ERROR = 0.02
 def judged_by_waves(
     paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike, errors: ArrayLike | None = None
 ) -> JudgedLaw | None:
-    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
-
-    One path, time and number of waves for each case; `errors` are the times' relative standard errors, and say how much
-    each counts. None where either part is empty.
-    """
+    """Fit on odd numbers of waves and judge on even ones, by relative standard `errors`; None if either is empty."""
     measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
     if odd.all() or not odd.any():
         return None
@@ -306,11 +275,7 @@ def judged_by_waves(
 
 
 def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike, errors: ArrayLike | None = None) -> list[float]:
-    """The cost of each feature, none negative, with the least squares of relative residuals.
-
-    `features` has a row for each measurement and a column for each cost; `errors` are relative standard errors of the
-    measurements, equal by default. Raises ValueError for no measurements.
-    """
+    """Costs of features [cases, costs], none negative, by least squares of relative residuals. Raises ValueError."""
     from scipy.optimize import nnls
 
     measured = np.asarray(seconds, dtype=np.float64)
@@ -334,8 +299,7 @@ def _features(path: CriticalPath) -> NDArray[np.float64]:
     return np.stack([np.ones_like(path.k_extent), path.k_extent, path.tiles, path.partials], axis=-1)
 
 
-# One size, or an array of them, each answered for itself.
-Size = TypeVar("Size", int, NDArray[np.int64])
+Size = TypeVar("Size", int, NDArray[np.int64])  # one size, or an array of them, each answered for itself
 
 
 def largest_power_of_two(size: Size) -> Size:
@@ -349,10 +313,7 @@ def round_up(size: Size, multiple: int) -> Size:
 
 
 def nearest_with(divisor: int, size: int) -> int:
-    """The size nearest to `size` whose largest power of two is exactly `divisor`, itself a power of two.
-
-    These are the odd multiples of the divisor; of two equally near the smaller one, and never less than the divisor.
-    """
+    """The size nearest to `size` whose largest power of two is exactly `divisor`; of two the smaller one."""
     below = (size // divisor - 1) // 2 * 2 + 1
     candidates = [odd * divisor for odd in (below, below + 2) if odd >= 1]
     return min(candidates, key=lambda candidate: (abs(candidate - size), candidate))

@@ -57,10 +57,7 @@ def message_bytes(operation: str, count: ArrayLike, element_bytes: ArrayLike, ra
 def element_count(
     operation: str, size_bytes: ArrayLike, element_bytes: ArrayLike, ranks: ArrayLike
 ) -> NDArray[np.int64]:
-    """The largest count, as NCCL counts elements, whose message is no larger than `size_bytes`: how nccl-tests asks.
-
-    Raises UserError as `message_bytes` does.
-    """
+    """The largest count, as NCCL counts, whose message is at most `size_bytes`. Raises UserError."""
     one = message_bytes(operation, 1, element_bytes, ranks)
     return np.asarray(np.asarray(size_bytes, dtype=np.int64) // one, dtype=np.int64)
 

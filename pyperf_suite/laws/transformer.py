@@ -95,7 +95,12 @@ class ModelDimensions:
     chunked: bool = False
 
     def __post_init__(self) -> None:
-        self._check_signs()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _AT_LEAST_1 and value < 1:
+                raise UserError(f"A model needs {field.name} of at least 1, but {value} were requested.")
+            if value < 0:
+                raise UserError(f"{field.name} cannot be negative, but {value} was requested.")
         if not self.head_dim and self.hidden % self.heads:
             raise UserError(
                 f"hidden = {self.hidden} cannot be divided into {self.heads} heads: give head_dim, or a hidden that "
@@ -110,12 +115,7 @@ class ModelDimensions:
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts; with the MLP, where there are no experts."""
         return self.layers - self.dense_layers
-
-    @property
-    def attention_parameters(self) -> int:
-        return self._projections + self._attention_biases + 2 * self.head_dim * self.qk_norm
 
     @property
     def expert_parameters(self) -> int:
@@ -131,7 +131,6 @@ class ModelDimensions:
 
     @property
     def outer_parameters(self) -> int:
-        """Parameters outside of the layers: embeddings, the last norm (BERT: the first), the output matrix."""
         matrices = 1 if self.tied else 2
         transform = self.hidden * (self.hidden + 1) + self._norm_parameters + self.vocab if self.head_transform else 0
         embeddings = self.hidden * (matrices * self.vocab + self.positions)
@@ -139,7 +138,6 @@ class ModelDimensions:
 
     @property
     def inner_parameters(self) -> int:
-        """Parameters of all layers."""
         mlps = self.sparse_layers * self._sparse_mlp_parameters + self.dense_layers * self._mlp_parameters(self.ffn)
         return self.layers * self._outside_mlp + mlps
 
@@ -152,24 +150,6 @@ class ModelDimensions:
         return self.parameters - self.sparse_layers * (self.experts - self.top_k) * self.expert_parameters
 
     @property
-    def _projections(self) -> int:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if not self.latent_rank:
-            return 2 * self.hidden * (queries + keys)
-        down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
-        from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
-        latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
-        return down_and_up + latent + self.heads * self.value_head_dim * self.hidden
-
-    @property
-    def _attention_biases(self) -> int:
-        if self.latent_rank:
-            inner = self.query_rank + self.latent_rank + self.rope_head_dim  # of the projections down alone
-        else:
-            inner = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return inner * self.qkv_bias + self.hidden * self.output_bias
-
-    @property
     def _sparse_mlp_parameters(self) -> int:
         router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
         shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
@@ -177,7 +157,17 @@ class ModelDimensions:
 
     @property
     def _outside_mlp(self) -> int:
-        return self.attention_parameters + self.norms * self._norm_parameters
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.latent_rank:
+            down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
+            from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
+            latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
+            projections = down_and_up + latent + self.heads * self.value_head_dim * self.hidden
+            biased = self.query_rank + self.latent_rank + self.rope_head_dim  # of the projections down alone
+        else:
+            projections, biased = 2 * self.hidden * (queries + keys), queries + 2 * keys
+        biases = biased * self.qkv_bias + self.hidden * self.output_bias
+        return projections + biases + 2 * self.head_dim * self.qk_norm + self.norms * self._norm_parameters
 
     @property
     def _norm_parameters(self) -> int:
@@ -188,7 +178,6 @@ class ModelDimensions:
         return (into + 1) * self.hidden * width + (into * width + self.hidden) * self.mlp_bias
 
     def _fill_in(self) -> None:
-        """Fill in the fields that were left out, and resolve `bias`."""
         followed = {"kv_heads": self.heads, "head_dim": self.hidden // self.heads, "expert_ffn": self.ffn}
         for name, value in followed.items():
             if isinstance(getattr(self, name), int) and not getattr(self, name):
@@ -198,14 +187,6 @@ class ModelDimensions:
         if self.bias:
             for name in _BIASES:
                 object.__setattr__(self, name, True)
-
-    def _check_signs(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _AT_LEAST_1 and value < 1:
-                raise UserError(f"A model needs {field.name} of at least 1, but {value} were requested.")
-            if value < 0:
-                raise UserError(f"{field.name} cannot be negative, but {value} was requested.")
 
     def _check_sizes(self) -> None:
         for name, most in LARGEST.items():
@@ -293,10 +274,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of product C[M,N] = A[M,K]·B[K,N] of one micro-batch: `calls` of it on a rank, in all layers together.
-
-    `part` says of what: "qkv", "mlp in", "logits" and so on; `outside_layers` that it stands once in the model.
-    """
+    """`calls` of one product C[M,N] = A[M,K]·B[K,N] on a rank; `outside_layers` if it is once in the model."""
 
     part: str
     phase: Phase
@@ -365,10 +343,7 @@ def linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = N
 
 
 def products(
-    model: ModelDimensions,
-    tokens: Sizes,
-    sharding: Sharding | None = None,
-    phases: tuple[Phase, ...] = PHASES,
+    model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None, phases: tuple[Phase, ...] = PHASES
 ) -> tuple[Product, ...]:
     """Every matrix product of one micro-batch on one rank, in the requested passes; arguments as of `linears`."""
     return tuple(linear.product(phase) for linear in linears(model, tokens, sharding) for phase in phases)
@@ -420,8 +395,7 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
     return -(-tokens // sharding.tensor) if sharding.sequence_parallel else tokens
 
 
-# The name of attention over the whole sequence.
-FULL_ATTENTION = "attention"
+FULL_ATTENTION = "attention"  # the name of attention over the whole sequence
 
 
 @dataclass(frozen=True)
@@ -445,7 +419,6 @@ class AttentionCall:
 
     @property
     def is_windowed(self) -> bool:
-        """True if it sees a window or a chunk of the sequence."""
         return self.name != FULL_ATTENTION
 
     def flop(self) -> Any:
@@ -461,10 +434,7 @@ class AttentionCall:
 def attention_call(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> AttentionCall:
-    """The attention of one micro-batch on one rank, over whole sequences, as if all layers had that.
-
-    Heads are cut over TP; with SP the sequence is whole here. `attention_calls` tells windowed layers apart.
-    """
+    """The attention of one micro-batch on one rank, over whole sequences; heads are cut over TP, not the sequence."""
     ranks = (sharding or Sharding()).tensor
     heads = model.heads // ranks
     return AttentionCall(
@@ -482,10 +452,7 @@ def attention_call(
 def attention_calls(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> tuple[AttentionCall, ...]:
-    """The same by kinds of layers: those that see the whole sequence, those that see a window or a chunk of it.
-
-    Chunks of a sequence are shorter sequences of their own.
-    """
+    """The same by kinds of layers: full sequences, and windows or chunks, which are shorter sequences."""
     call = attention_call(model, micro_batch, seq, sharding)
     if not model.window or not np.any(model.windowed_layers):
         return (call,)
@@ -514,8 +481,7 @@ def check_recompute(recompute: str) -> None:
         raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
 
 
-# Backward computes two gradients for each product of the forward pass.
-PASSES = 3
+PASSES = 3  # backward computes two gradients for each product of the forward pass
 
 
 def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
@@ -529,10 +495,7 @@ def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
 
 
 def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
-    """Return the FLOPs with recomputation: for "attention" or "layers" one forward pass more, logits never.
-
-    Raises UserError for another word.
-    """
+    """FLOPs with recomputation of "attention" or "layers", logits never. Raises UserError for another word."""
     check_recompute(recompute)
     inside, outside, attention = _forward(model, batch, seq)
     once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]

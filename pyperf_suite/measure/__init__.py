@@ -1,5 +1,1 @@
-"""How a launch is timed, when timing may stop, and whether the result that was timed is right.
-
-Each module holds one of these ideas and needs numpy alone; nothing here knows an operator or a
-device.
-"""
+"""How a launch is timed, when timing may stop, and whether the result is right, by numpy alone and for any operator."""

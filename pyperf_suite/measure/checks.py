@@ -1,8 +1,4 @@
-"""Checks of what launches leave while they are timed: chance draws the ends of parts, and the last is looked at.
-
-A race or a bad operand set shows in some launches only; what was verified before timing says nothing of those. What
-ran last is surely there still, and nothing that runs can know which launch that will be.
-"""
+"""Check what launches leave while they are timed: chance draws the ends of parts, and the last is looked at."""
 
 from __future__ import annotations
 
@@ -17,15 +13,11 @@ from typing import Any, Protocol
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 
 CONFIDENCE = 0.95
-
-# Share of the time since timing began that checks may take.
-CHECKING_SHARE = 0.05
+CHECKING_SHARE = 0.05  # share of the time since timing began that checks may take
 
 # Launches between two stops at least, on average: of few sets all would follow a stop otherwise, and none be as usual.
 LEAST_BETWEEN_STOPS = 8
-
-# Seconds for checks after the last block: short launches would hardly be checked otherwise.
-LAST_CHECKS_S = 0.02
+LAST_CHECKS_S = 0.02  # seconds for checks after the last block: short launches would hardly be checked otherwise
 
 
 class CheckVerdict(Protocol):
@@ -56,11 +48,7 @@ def require_right(verdict: CheckVerdict) -> CheckVerdict:
 
 
 def excluded_rate(checked: int) -> float:
-    """Return the share of wrong launches that `checked` right ones, drawn at random, exclude with `CONFIDENCE`.
-
-    Were it more, all of them would be right with a probability of 5 % at most: (1 − rate)^checked = 0.05, near
-    3 / checked.
-    """
+    """Return the rate of wrong launches that `checked` right ones exclude: (1 − rate)^checked = 1 − CONFIDENCE."""
     return 1.0 if checked == 0 else 1 - (1 - CONFIDENCE) ** (1 / checked)
 
 
@@ -99,11 +87,9 @@ class Checks(ABC):
         """Check once more."""
 
     def begin(self) -> None:
-        """From now on launches are timed."""
         self._begun_s, self._spent_s = self.clock(), 0.0
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        """The stopwatch, with checks in its blocks; `can_stop` says that a sample after a pause is as any other."""
         return CheckedStopwatch(stopwatch, self)
 
     def time(self, part: Part, first: int, samples: int, batch: int) -> list[float]:
@@ -112,8 +98,7 @@ class Checks(ABC):
         while len(seconds) < samples:
             begin, rest, may_look = first + len(seconds) * batch, samples - len(seconds), self.may_look
             count = self.samples_of_part(rest, batch, may_look)
-            timed = self.looked_at(part, begin, count, batch) if may_look else part(begin, count, batch)
-            seconds.extend(timed)
+            seconds.extend(self.looked_at(part, begin, count, batch) if may_look else part(begin, count, batch))
         return seconds
 
     def samples_of_part(self, samples_left: int, batch: int, is_looked_at: bool) -> int:
@@ -168,42 +153,23 @@ class CheckedStopwatch:
         return self._checks.time(partial(self._stopwatch.time, launch), first, samples, launches_per_sample)
 
 
-class Launched(Protocol):
-    """`workloads.workload.Prepared`: sets of operands, and what the last launch on each left."""
-
-    sets: int
-    unchecked: str
-    sees_more: bool
-
-    def untimed(self, index: int) -> None: ...
-
-    def poison(self, index: int | None = None) -> None: ...
-
-    def verify_last(self, index: int) -> CheckVerdict: ...
-
-    def snapshot(self, index: int) -> Any: ...
-
-    def matches(self, index: int, snapshot: Any) -> bool: ...
-
-    def check(self) -> CheckVerdict: ...
-
-
 class SetChecks(Checks):
     """Checks of launches that rotate through sets of equal operands: of every set before timing, of drawn ones later.
 
-    What a launch wrote is compared bit for bit with an output that was verified; where it differs, as it may where a
-    kernel sums in no fixed order, `launches.verify_last(index)` decides. Launches that are `unchecked`, as they build
-    on each other, are checked as a whole before timing and after, and so are those that then `sees_more`.
+    `launches` are a `workloads.workload.Prepared`. What a launch wrote is compared bit for bit with an output that was
+    verified; where it differs, as it may where a kernel sums in no fixed order, `launches.verify_last(index)` decides.
+    Launches that are `unchecked`, as they build on each other, are checked as a whole before timing and after, and so
+    are those that then `sees_more`.
     """
 
-    def __init__(self, launches: Launched) -> None:
+    def __init__(self, launches: Any) -> None:
         super().__init__()
         self._launches, self._can_stop, self._launch_s, self.bitwise = launches, True, 0.0, True
         self._as_a_whole = launches.sees_more or bool(launches.unchecked)
 
     def before_timing(self) -> CheckVerdict:
         """Launch on every set and check each; the verdict on set 0, or on the whole."""
-        whole = require_right(self._launches.check()) if self._as_a_whole else None
+        whole: CheckVerdict | None = require_right(self._launches.check()) if self._as_a_whole else None
         if self._launches.unchecked and whole is not None:
             return whole
         self._launches.poison()
@@ -231,18 +197,12 @@ class SetChecks(Checks):
         return min(samples_left, max(1, launches // batch)) if self._can_stop else samples_left
 
     def arm(self, last: int, launches: int) -> None:
-        """Poison the set that ends the part: a launch that leaves what it finds would be right again and again.
-
-        A set that comes soon would be found in the cache.
-        """
+        """Poison the set that ends the part, unless it comes so soon that it would be found in the cache."""
         if launches > self._launches.sets // 2:
             self._launches.poison(last % self._launches.sets)
 
     def look(self, last: int, launches: int) -> None:
-        """Check the last, then others of the later half of a rotation, in random order.
-
-        Those sets come round again last, when what was read of them has left the cache.
-        """
+        """Check the last, then others of the later half of a rotation, which come again last, in random order."""
         sets, until_s = self._launches.sets, self.clock() + self._allowed_s - self._spent_s
         self._check(last % sets)
         recent = range(last - min(launches, (sets + 1) // 2) + 1, last)
@@ -254,11 +214,13 @@ class SetChecks(Checks):
     def after_timing(self) -> None:
         """Launch and check on drawn sets while there is time, once at least since timing began."""
         if not self._launches.unchecked:
-            begin_s = self.clock()
-            while self.checked == self._launches.sets or (
-                self.clock() - begin_s + self._launch_s + self._check_s <= LAST_CHECKS_S
-            ):
-                self._launch_and_check(secrets.randbelow(self._launches.sets))
+            until_s = self.clock() + LAST_CHECKS_S
+            while self.checked == self._launches.sets or self.clock() + self._launch_s + self._check_s <= until_s:
+                index, begin_s = secrets.randbelow(self._launches.sets), self.clock()
+                self._launches.poison(index)
+                self._launches.untimed(index)
+                self._launch_s = self.clock() - begin_s
+                self._check(index)
         if self._as_a_whole:
             require_right(self._launches.check())
 
@@ -266,13 +228,6 @@ class SetChecks(Checks):
         if self._launches.unchecked:
             return {"unchecked": self._launches.unchecked}
         return {"sets": self._launches.sets, "bitwise": self.bitwise, **super().report()}
-
-    def _launch_and_check(self, index: int) -> None:
-        begin_s = self.clock()
-        self._launches.poison(index)
-        self._launches.untimed(index)
-        self._launch_s = self.clock() - begin_s
-        self._check(index)
 
     def _check(self, index: int) -> None:
         begin_s = self.clock()

@@ -59,7 +59,12 @@ def with_levels(
             return measurement
     if not levels["is_figure"]:
         return replace(measurement, levels=levels)
-    interval = _interval_of_mean(clean, measurement.interval[2])
+    # Student's t, slices being the unit.
+    confidence, means = measurement.interval[2], np.array([part.mean() for part in clean])
+    mean = float(np.average(means, weights=[part.size for part in clean]))
+    reach = student_quantile(len(clean) - 1, (1 + confidence) / 2)
+    half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(clean)))
+    interval = (mean - half_width, mean + half_width, confidence)
     found = replace(measurement, levels=levels, interval=interval, slow_by=1.0)
     return replace(found, converged=found.converged and found.relative_half_width <= rule.relative_half_width)
 
@@ -81,7 +86,10 @@ def levels_of(parts: Parts, loops_s: NDArray[np.float64], quantile: float) -> di
     if found is None:
         return None
     kind, fast_s, slow_s, share = found
-    is_figure = kind == "two levels" and share >= MIN_SLOW_SHARE and _are_tight(samples, 1 - share)
+    # Either group spreads by little, as no launch does that others take the core from.
+    groups = np.split(np.sort(samples), [round((1 - share) * samples.size)])
+    are_tight = (np.subtract(*np.quantile(each, (0.9, 0.1))) < MAX_SPREAD * np.median(each) for each in groups)
+    is_figure = kind == "two levels" and share >= MIN_SLOW_SHARE and all(are_tight)
     return {
         "kind": kind,
         "mean_s": float(samples.mean()),
@@ -109,13 +117,6 @@ def _two_groups(samples: NDArray[np.float64], parts: Parts) -> Disagreement:
     return "two levels", fast, slow, 1 - cut / ordered.size
 
 
-def _are_tight(samples: NDArray[np.float64], fast_share: float) -> bool:
-    """True if either group spreads by little, as no launch does that others take the core from."""
-    cut = round(fast_share * samples.size)
-    groups = np.split(np.sort(samples), [cut])
-    return all(np.subtract(*np.quantile(group, (0.9, 0.1))) < MAX_SPREAD * np.median(group) for group in groups)
-
-
 def _drift(parts: Parts, loops: NDArray[np.float64]) -> Disagreement:
     """Medians of slices that rise or fall while the loop does not."""
     medians = np.array([np.median(part) for part in parts])
@@ -136,28 +137,14 @@ def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: fl
 
 
 def _scatter(loops: NDArray[np.float64]) -> float:
-    """The relative standard deviation."""
     return float(loops.std() / loops.mean()) if loops.size and loops.mean() else 0.0
 
 
-def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, float]:
-    """Low, high and confidence of the mean, slices being the unit: Student's t."""
-    means = np.array([part.mean() for part in parts])
-    mean = float(np.average(means, weights=[part.size for part in parts]))
-    reach = student_quantile(len(parts) - 1, (1 + confidence) / 2)
-    half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(parts)))
-    return mean - half_width, mean + half_width, confidence
-
-
-# With fewer values neither a drift nor a change can be distinguished from chance.
-FEWEST_VALUES = 8
+FEWEST_VALUES = 8  # with fewer values neither a drift nor a change can be distinguished from chance
 
 
 def chance_of_no_trend(values: NDArray[np.float64]) -> float:
-    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
-
-    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
-    """
+    """The probability of such an order without a trend: Spearman's r √((n − 2)/(1 − r²)) is Student's t (Zar 1972)."""
     count = len(values)
     if count < FEWEST_VALUES or not np.ptp(values):
         return 1.0

@@ -12,30 +12,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
+from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.record.clock_model import reference_clock_hz
 
 Joules = Callable[[], "float | None"]
 
 
-class PowerManager(Protocol):
-    """`hardware.nvml.Nvml`."""
-
-    def readings(self, uuid: str) -> dict[str, Any]: ...
-
-    def settings(self, uuid: str) -> dict[str, Any]: ...
-
-    def energy_j(self, uuid: str) -> float | None: ...
-
-
 class Meter:
     """Joules that a GPU has used: by its counter, else power readings times the seconds since the one before."""
 
-    def __init__(self, manager: PowerManager, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, manager: Nvml, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._manager, self._uuid, self._clock = manager, uuid, clock
         self._sampled_j, self._at_s = 0.0, clock()
         self.source = ""
@@ -71,7 +62,7 @@ class GpuSlices:
 
     def __init__(
         self,
-        manager: PowerManager,
+        manager: Nvml,
         uuid: str,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -116,7 +107,6 @@ class GpuSlices:
         readings.append((now_s, joules))
 
     def report(self) -> dict[str, Any]:
-        """For a record: seconds since the first slice began, W and degrees Celsius of each slice, and all pauses."""
         starts, watts, celsius = map(list, zip(*self._states, strict=True)) if self._states else ([], [], [])
         columns = {"start_s": [round(each - starts[0], 4) for each in starts], "power_w": watts, "celsius": celsius}
         kept: dict[str, Any] = {name: each for name, each in columns.items() if None not in each}
@@ -125,10 +115,7 @@ class GpuSlices:
 
 @dataclass(frozen=True)
 class SettleRule:
-    """A load has settled once its clock changes by less than `change` over the last `window_s`.
-
-    It lasts `min_time_s` at least; at `time_cap_s` it counts as not settled. A block between two looks lasts `block_s`.
-    """
+    """A load has settled once its clock changes by less than `change` over the last `window_s`; looked at by blocks."""
 
     change: float = 0.005
     window_s: float = 2.0
@@ -173,10 +160,7 @@ def settle(
     rule: SettleRule | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Settled:
-    """Launch back to back from index `first` on, `batch` launches of `launch_s` a sample, until the clock settles.
-
-    Where no clock can be read, the speed of the launches stands for it. Raises whatever `launch` raises.
-    """
+    """Launch `batch` launches a sample back to back from index `first` on, until the clock or the speed settles."""
     rule = rule or SettleRule()
     if hasattr(stopwatch, "follow_on"):
         stopwatch.follow_on()

@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from pyperf_suite.measure.power import GpuSlices
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 from pyperf_suite.measure.telemetry import SLOW_BY, Disturbances, are_slow
 from pyperf_suite.record.clock_model import interval_at_one_clock
@@ -35,22 +36,13 @@ StoppedBy = Literal["interval", "max_samples", "time_cap"]
 class StopRule:
     """The precision wanted, and what may be spent on it.
 
-    Sampling goes on until the interval of the median at `confidence` has `relative_half_width` or less and
-    `min_samples`, `min_effective_samples` and `min_time_s` are past, or until `max_samples` or `time_cap_s`
-    is reached. The time cap holds to within one block, that is one sample or `block_s`, whichever is longer;
-    but `least_samples` are always taken, so that a launch longer than the cap still leaves more than a single
-    figure. Set it to 1 for a cap without exception.
-
-    The interval is looked at when the number of samples has grown by `checkpoint_growth`: looking after each
-    sample would cost time, and would stop at the luckiest moment rather than at a good one. For the same
-    reason convergence takes `min_effective_samples`: in a short series that wanders slowly, the interval can
-    be narrow by chance. (Of AR(1) series with 0.9, the interval at the stop covers the median in 88 % with
-    20, in 82 % with 6.)
-
-    `quantile` is what of the samples is reported: 0.5 for what a launch usually takes, less for what it takes when
-    nothing else disturbs it. Where it is less, slices take the place of effective samples.
-
-    A `relative_half_width` of infinity asks nothing of the interval: see `exactly`.
+    Sampling ends when the interval of the median at `confidence` has `relative_half_width` (infinity asks nothing, see
+    `exactly`) and `min_samples`, `min_effective_samples` and `min_time_s` are past, or at `max_samples` or
+    `time_cap_s`, which holds to within one block; `least_samples` are always taken. The interval is looked at when
+    samples have grown by `checkpoint_growth`, for each look may stop at a lucky moment; so may a short series that
+    wanders slowly, hence `min_effective_samples` (of AR(1) series with 0.9 the interval at the stop covers the median
+    in 88 % with 20, in 82 % with 6). `quantile` is what is reported: 0.5 for what a launch usually takes, less for its
+    undisturbed time, where slices take the place of effective samples.
     """
 
     relative_half_width: float = 0.01
@@ -100,8 +92,7 @@ class StopRule:
     @property
     def shortest_sample_s(self) -> float:
         """The shortest sample, in seconds, with which the time budget does not make more samples than are kept."""
-        least_s = self.min_time_s if self.quantile == USUAL else self.time_cap_s
-        return least_s / self.max_samples
+        return (self.min_time_s if self.quantile == USUAL else self.time_cap_s) / self.max_samples
 
     def next_checkpoint(self, samples: int) -> int:
         """The number of samples, more than `samples`, at which the interval is looked at next."""
@@ -109,7 +100,6 @@ class StopRule:
         return min(max(self.min_samples, grown), max(self.max_samples, samples + 1))
 
     def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
-        """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
         if self.quantile != USUAL:  # slices are the unit of the interval, so all are of one length
             return max(1, int(self.block_s / max(sample_s, 1e-9)))
         # Half of what is left: a sample slower than expected then still ends before the cap.
@@ -176,12 +166,9 @@ class StopRule:
 
 MIN_SLICES_AT_ONE_CLOCK = 3
 
-MIN_SLICES_AT_BEST = 4
-"""From this number of slices at the cores' best on, slices of slow cores are left out of the figure."""
+MIN_SLICES_AT_BEST = 4  # from this number on, slices of slow cores are left out of the figure
 
-RESOLUTION_SHARE = 0.01
-"""A sample is long enough when the stopwatch's resolution is at most this share of it."""
-
+RESOLUTION_SHARE = 0.01  # a sample is long enough when the stopwatch's resolution is at most this share of it
 _BATCH_GROWTH = 10
 _LONGEST_BATCH = 100_000
 _LONGEST_HISTORY = 100_000
@@ -221,12 +208,7 @@ class WarmUp:
 
 
 def is_steady(samples: Sequence[float], tolerance: float) -> bool:
-    """True if the later half of `samples` shows no change from its first part to its last.
-
-    The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the medians of the
-    two quarters must agree within `tolerance`, or their 95 % intervals, taken as of independent samples, must overlap:
-    a longer warm-up could not end a change that noise hides. Fewer than four samples are never steady.
-    """
+    """True if in the later half of `samples` medians of both quarters agree, or their 95 % intervals overlap."""
     if len(samples) < 4:
         return False
     recent = np.asarray(samples[len(samples) // 2 :], dtype=np.float64)
@@ -248,15 +230,13 @@ def warm_up(
     shortest_sample_s: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> WarmUp:
-    """Launch from index 0 on until steady or out of time.
-
-    A sample is given as many launches as it takes to last `shortest_sample_s` and a hundred times the
-    stopwatch's resolution. One launch is always made, and nothing is launched once the cap is past.
-    """
-    if rule.launches:
-        return _counted(launch, stopwatch, rule, clock)
-    shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
+    """Launch from index 0 on, once at least, until steady or out of time, and find how many launches a sample has."""
     begin = clock()
+    if rule.launches:
+        counted = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
+        is_same = is_steady(counted, rule.tolerance)
+        return WarmUp(rule.launches, clock() - begin, is_same, float(np.median(counted)), 1)
+    shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
     launches, batch, count = 0, 1, 1
     elapsed_s = 0.0
     history: list[float] = []
@@ -283,13 +263,6 @@ def warm_up(
         # A block lasts an eighth of the time spent, so that steadiness is looked at often, but not too often.
         affordable = min(max(rule.min_time_s, elapsed_s) / 8, (rule.time_cap_s - elapsed_s) / 2)
         count = max(1, min(_LONGEST_HISTORY, int(affordable / max(cost_s, 1e-9))))
-
-
-def _counted(launch: Launch, stopwatch: Stopwatch, rule: SteadyRule, clock: Callable[[], float]) -> WarmUp:
-    """As many launches as the rule names, each of them a sample."""
-    begin = clock()
-    history = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
-    return WarmUp(rule.launches, clock() - begin, is_steady(history, rule.tolerance), float(np.median(history)), 1)
 
 
 Watch = Callable[[], str | None]
@@ -357,7 +330,6 @@ class Measurement:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width as a share of the value: what the stop rule compares."""
         low, high, _ = self.interval
         return (high - low) / 2 / self.value if self.value else 0.0
 
@@ -366,12 +338,6 @@ def slow_slices(loops_s: Sequence[float], best_s: float) -> tuple[int, ...]:
     """Numbers of the slices to leave out for slow cores; empty if too few would be left."""
     slow = tuple(index for index, is_slow in enumerate(are_slow(loops_s, best_s)) if is_slow)
     return slow if len(loops_s) - len(slow) >= MIN_SLICES_AT_BEST else ()
-
-
-def slowed_by(medians_s: Sequence[float], loops_s: Sequence[float], best_s: float) -> float:
-    """Seconds of the loop over its best in the fastest quarter of slices, which the reported quantile is of."""
-    fastest = np.argsort(medians_s)[: max(1, len(medians_s) // 4)]
-    return max(1.0, float(np.median(np.asarray(loops_s)[fastest])) / best_s)
 
 
 Answer = TypeVar("Answer")
@@ -407,29 +373,8 @@ class OwnTime:
         self._spent_s, self._since_s = self(), None
 
 
-# Time for repeated slices in the place of disturbed ones, as a share of the case's time cap.
-REPEATED_SHARE = 0.5
-
-# After others had a turn, launches go uncounted for so long: threads wake, code and clocks come back.
-WAKE_S = 2e-3
-
-
-def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> int:
-    """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
-    if launch_s >= WAKE_S:
-        return 0
-    return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
-
-
-class AroundSlices(Protocol):
-    """`with around: ...` is around each slice; the last of `reasons` is why it was disturbed, "" if it was not."""
-
-    @property
-    def reasons(self) -> Sequence[str]: ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *_: object) -> None: ...
+REPEATED_SHARE = 0.5  # time for repeated slices in the place of disturbed ones, as a share of the case's time cap
+WAKE_S = 2e-3  # after others had a turn, launches go uncounted for so long: threads wake, code and clocks come back
 
 
 def sampling(
@@ -439,7 +384,7 @@ def sampling(
     steady: SteadyRule | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
-    disturbances: AroundSlices | None = None,
+    disturbances: Disturbances | GpuSlices | None = None,
     clocks_hz: Callable[[int], Sequence[float]] | None = None,
     settle: Callable[[WarmUp], int] | None = None,
 ) -> Turns[Measurement]:
@@ -450,9 +395,8 @@ def sampling(
     `clocks_hz(n)` is the device's clock in each of the last n samples; where it can be read, the interval is of times
     at one clock.
 
-    With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
-    do not count as time spent.
-
+    With `disturbances`, whose last reason is "" after an undisturbed slice, disturbed ones are kept and measured again:
+    up to a share of `rule.time_cap_s` they do not count as time spent.
     `settle` goes on with uncounted launches after the warm-up, and returns how many.
 
     Short launches are timed several to a sample, so that the stopwatch's resolution stays below 1 % of a
@@ -479,8 +423,9 @@ def sampling(
         spent_s = clock() - begin - min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         count = min(rule.next_block(len(kept), spent_s, sample_s), rule.max_samples - len(seconds))
         with disturbances or nullcontext():
-            if others_ran:
-                launched += _wake(launch, stopwatch, launched, warm.launch_s)
+            if others_ran and warm.launch_s < WAKE_S:
+                woken = min(_LONGEST_BATCH, math.ceil(WAKE_S / max(warm.launch_s, 1e-9)))
+                launched += wake(stopwatch, launch, launched, woken)
             block_begin_s = clock() - begin
             block = [sample / batch for sample in stopwatch.time(launch, launched, count, batch)]
         launched += count * batch
@@ -502,10 +447,12 @@ def sampling(
             disturbed_s += elapsed_s - block_begin_s
         elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         if len(kept) >= checkpoint or rule.quantile != USUAL or kept_clocks:
-            loops = _loops_of(disturbances)
-            out = slow_slices(*loops)
-            counted = _without(kept, kept_slices, out) if out else (kept, kept_slices)
-            stopped_by = rule.decide(counted[0], len(seconds), elapsed_s, counted[1], kept_clocks, batch)
+            counted, sizes = kept, kept_slices
+            if out := slow_slices(*_loops_of(disturbances)):
+                parts = np.split(np.asarray(kept), np.cumsum(kept_slices)[:-1])
+                parts = [part for number, part in enumerate(parts) if number not in out]
+                counted, sizes = np.concatenate(parts).tolist(), [part.size for part in parts]
+            stopped_by = rule.decide(counted, len(seconds), elapsed_s, sizes, kept_clocks, batch)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
@@ -513,7 +460,7 @@ def sampling(
     return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *_loops_of(disturbances))
 
 
-def _loops_of(disturbances: AroundSlices | None) -> tuple[Sequence[float], float]:
+def _loops_of(disturbances: Disturbances | GpuSlices | None) -> tuple[Sequence[float], float]:
     """The seconds of the loops around the slices, and those at their best; nothing on a GPU."""
     if isinstance(disturbances, Disturbances):
         return disturbances.loops_s, disturbances.best_s
@@ -544,7 +491,9 @@ def concluded(
     out, slow_by = slow_slices(loops_s, best_loop_s), 1.0
     if not out and any(are_slow(loops_s, best_loop_s)):
         medians_s = [float(np.median(part)) for part in np.split(np.asarray(seconds), np.cumsum(slices)[:-1])]
-        slow_by = slowed_by(medians_s, loops_s, best_loop_s)
+        # Seconds of the loop over its best in the fastest quarter of slices, which the reported quantile is of.
+        fastest = np.argsort(medians_s)[: max(1, len(medians_s) // 4)]
+        slow_by = float(np.median(np.asarray(loops_s)[fastest])) / best_loop_s
         slow_by = slow_by if slow_by > SLOW_BY else 1.0
     counted = [index for index, number in enumerate(owner) if index not in dropped and number not in out]
     sizes = list(Counter(owner[index] for index in counted).values())
@@ -566,10 +515,3 @@ def concluded(
         left_out=out,
         slow_by=slow_by,
     )
-
-
-def _without(samples: list[float], slices: list[int], out: Sequence[int]) -> tuple[list[float], list[int]]:
-    """The samples, and how many each slice has, without the slices of those numbers."""
-    parts = np.split(np.asarray(samples), np.cumsum(slices)[:-1])
-    parts = [part for number, part in enumerate(parts) if number not in out]
-    return np.concatenate(parts).tolist(), [part.size for part in parts]

@@ -1,7 +1,4 @@
-"""The one interface through which every clock is read, and the stopwatches of the host and of a CUDA device.
-
-A stopwatch times whole blocks of samples, so that a clock on a device can queue a block and read all of it afterwards.
-"""
+"""The one interface through which every clock is read, and the stopwatches of the host and of a CUDA device."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 Launch = Callable[[int], object]
 """`launch(index)` starts the work once; `index` counts all launches, so that operands can rotate with it."""
@@ -20,14 +17,8 @@ Launch = Callable[[int], object]
 class Stopwatch(Protocol):
     """Times blocks of samples; `resolution_s` is the shortest time, its own cost included, that it can resolve.
 
-    One call to `time` is all that a clock needs to know beforehand, which is what lets the same loop drive
-    them all:
-
-    * the host clock reads itself before and after each sample;
-    * CUDA events are recorded between samples behind a blocking kernel, or in a captured graph, and read at
-      the end; a limit on launches in flight is the stopwatch's own affair: it may cut the block into several;
-    * for collectives, rank 0 runs the loop, and its stopwatch publishes the three integers of the call before
-      timing with the other ranks, which keep their own samples; only rank 0 decides what comes next.
+    A clock on a device queues a block and reads all of it afterwards; it may cut the block into several. For
+    collectives, rank 0's stopwatch publishes the integers of the call before timing with the other ranks.
     """
 
     name: str
@@ -43,10 +34,7 @@ class Stopwatch(Protocol):
 
 
 def wake(stopwatch: Stopwatch, launch: Launch, first: int, launches: int) -> int:
-    """Launch so often, and let nothing of it count: not as a sample, and not in what is kept of each.
-
-    Returns how many launches were made: none by a stopwatch whose blocks begin with uncounted ones.
-    """
+    """Launch so often, uncounted; return how many it took, none where blocks begin with uncounted launches."""
     uncounted = getattr(stopwatch, "wake", None)
     if uncounted is not None:
         return int(uncounted(launch, first, launches))
@@ -96,41 +84,7 @@ def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample:
 
 
 # Names in records of the ways in which gaps between launches were hidden.
-NAMES = {
-    "held": "cuda events behind a held stream",
-    "graph": "cuda events in a replayed graph",
-    "open": "cuda events",
-}
-
-
-class DeviceStopwatch(Protocol):
-    """`_native.cuda.Stopwatch`: a sample is (seconds, clock of the multiprocessors in Hz or NaN)."""
-
-    @property
-    def stream(self) -> int: ...
-
-    @property
-    def queue_limit(self) -> int: ...
-
-    @property
-    def launches_queued(self) -> int: ...
-
-    def time(
-        self,
-        launch: Launch,
-        first: int,
-        samples: int,
-        launches_per_sample: int,
-        *,
-        queueing: str,
-        operations_per_launch: int,
-        wake_launches: int = 0,
-        empty_s: float = 0.0,
-    ) -> Sequence[tuple[float, float]]: ...
-
-    def operations_of(self, launch: Launch, index: int) -> int | None: ...
-
-    def synchronize(self) -> None: ...
+NAMES = {"held": "cuda events behind a held stream", "graph": "cuda events in a replayed graph", "open": "cuda events"}
 
 
 # While a block is queued the GPU is idle, and then needs up to 0.2 ms for its clock (the first sample of a slice had
@@ -138,14 +92,14 @@ class DeviceStopwatch(Protocol):
 # which that is no share.
 HEAD_S, LONG_S = 1e-3, 2e-3
 
-# Longer than a host takes to queue a kernel.
-QUEUED_IN_S = 50e-6
-
+QUEUED_IN_S = 50e-6  # longer than a host takes to queue a kernel
 EMPTY_SAMPLES = 101
 
 
 class CudaStopwatch:
     """Times launches that go to its `stream`: elsewhere they would neither be held back nor waited for.
+
+    `device` is a `_native.cuda.Stopwatch`: a sample is (seconds, clock of the multiprocessors in Hz or NaN).
 
     The time of a pair of events without a launch, `resolution_s`, is taken off each sample; `sampling` has it for a
     record, with the 20 and 80 % quantiles. Where `wakes` is true, blocks begin with launches that do not count, again
@@ -156,9 +110,7 @@ class CudaStopwatch:
     a held stream: fewer are then queued at once, and none is held back where a single one does not fit.
     """
 
-    def __init__(
-        self, device: DeviceStopwatch, queueing: str = "held", timed_out: type[Exception] | tuple[()] = ()
-    ) -> None:
+    def __init__(self, device: Any, queueing: str = "held", timed_out: type[Exception] | tuple[()] = ()) -> None:
         self._device, self._queueing, self._timed_out = device, queueing, timed_out
         self._ready: Launch | None = None
         self._operations = 1
@@ -166,15 +118,25 @@ class CudaStopwatch:
         self._launch_s = self._empty_s = 0.0
         self.sets, self.wakes, self._follows = 1, True, False
         self.name = NAMES[queueing]
-        self.stream = device.stream
-        empty = sorted(seconds for seconds, _ in self._timed(_nothing, 0, EMPTY_SAMPLES, 0))
+        self.stream: int = device.stream
+        empty = sorted(seconds for seconds, _ in self._timed(lambda _: None, 0, EMPTY_SAMPLES, 0))
         self.resolution_s = self._empty_s = median(empty)
         self.sampling = {"empty_s": [self._empty_s, empty[EMPTY_SAMPLES // 5], empty[4 * EMPTY_SAMPLES // 5]]}
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample on the device's clock; a launch not timed before is first launched on every set."""
         if launch != self._ready:
-            self._get_ready(launch, first)
+            # Behind a held stream the device would have to be waited for to load kernels or to allocate memory.
+            self._launch_s = 0.0
+            launch(first)
+            self._device.synchronize()
+            if self._queueing == "held":
+                # Counted before the sets are launched, as what is captured does not run.
+                self._take_operations(self._device.operations_of(launch, first) or 1)
+            for index in range(first, first + self.sets):
+                launch(index)
+            self._device.synchronize()
+            self._ready = launch
         timed = self._timed(launch, first, samples, launches_per_sample, self._head)
         self._clocks_hz.extend(hz for _, hz in timed)
         if timed and launches_per_sample:
@@ -206,29 +168,13 @@ class CudaStopwatch:
         """The multiprocessors' clock during each of the last `samples` samples; NaN where it could not be read."""
         return self._clocks_hz[len(self._clocks_hz) - samples :]
 
-    def _get_ready(self, launch: Launch, first: int) -> None:
-        """Launch on every operand set, which loads kernels and allocates memory, and count a launch's operations.
-
-        Behind a held stream the device would have to be waited for to load or allocate.
-        """
-        self._launch_s = 0.0
-        launch(first)
-        self._device.synchronize()
-        if self._queueing == "held":
-            # Counted before the sets are launched, as what is captured does not run.
-            self._take_operations(self._device.operations_of(launch, first) or 1)
-        for index in range(first, first + self.sets):
-            launch(index)
-        self._device.synchronize()
-        self._ready = launch
-
     def _timed(
         self, launch: Launch, first: int, samples: int, launches_per_sample: int, head: int = 0
     ) -> Sequence[tuple[float, float]]:
         """The device's samples, with half as many launches in the queue each time they do not fit."""
         while True:
             try:
-                return self._device.time(
+                timed: Sequence[tuple[float, float]] = self._device.time(
                     launch,
                     first,
                     samples,
@@ -238,6 +184,7 @@ class CudaStopwatch:
                     wake_launches=head,
                     empty_s=self._empty_s,
                 )
+                return timed
             except self._timed_out:
                 half, limit = self._device.launches_queued // 2, self._device.queue_limit
                 self._take_operations(max(2 * self._operations, -(-limit // half)) if half else limit + 1)
@@ -248,7 +195,3 @@ class CudaStopwatch:
         if operations > self._device.queue_limit:
             self._queueing, self._operations = "open", 1
             self.name = NAMES[self._queueing]
-
-
-def _nothing(index: int) -> None:
-    """A launch that launches nothing: then the stopwatch itself is timed."""

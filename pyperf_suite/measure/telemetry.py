@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
-from pyperf_suite.hardware.nvml import nvml
-from pyperf_suite.measure.power import GpuSlices, PowerManager
+from pyperf_suite.hardware.nvml import Nvml, nvml
+from pyperf_suite.measure.power import GpuSlices
 
 _PROC = Path("/proc")
 _SYS = Path("/sys")
@@ -65,9 +64,7 @@ class Around:
         self._begin = _counters()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end = _counters()
         for name, value in end.items():
             if name in self._begin:
@@ -92,9 +89,7 @@ BEST_QUANTILE, FEWEST_BEST_LOOPS = 0.05, 20
 # After wide vectors a core has a lower clock for up to so long (Intel 64 and IA-32 Architectures Optimization Reference
 # Manual, section on Intel AVX-512 licences), which is the kernel's doing and not a slow core.
 RECOVERY_S = 2e-3
-
-# A slice is disturbed if its thread waited for a core during more than this share of it.
-MOST_WAITED = 0.02
+MOST_WAITED = 0.02  # a slice is disturbed if its thread waited for a core during more than this share of it
 
 # Drift between runs equals drift between windows of STRETCH_S seconds; of a window with fewer loops it is unknown.
 STRETCH_S, FEWEST_LOOPS = 5.0, 8
@@ -174,12 +169,10 @@ class Disturbances:
         return [other or SLOW * is_slow for other, is_slow in zip(self._others, slow, strict=True)]
 
     def report(self) -> dict[str, Any]:
-        """For a record: the share of slices that were clean, which were not and why, and the loop around each."""
         return {**self.described(self.reasons, self.loops_s, self.best_s), "loop": self._name, "drift": self.drift()}
 
     @staticmethod
     def described(reasons: Sequence[str], loops_s: Sequence[float], best_s: float) -> dict[str, Any]:
-        """Describe slices by their reasons and loops, as in `report`."""
         slices = {reason: [i for i, each in enumerate(reasons) if each == reason] for reason in (STOLEN, WAITED, SLOW)}
         return {
             "clean_share": reasons.count("") / max(1, len(reasons)),
@@ -209,14 +202,20 @@ class Disturbances:
 
 
 def _counters() -> dict[str, float]:
-    """Read the counters of a snapshot: they only grow."""
     usage = _process_usage()
     grown = ("process_cpu_s", "voluntary_context_switches", "involuntary_context_switches", "major_page_faults")
     return {"monotonic_s": time.monotonic(), **_machine_times_s(), **{name: usage[name] for name in grown}}
 
 
 def _cpu_mhz() -> dict[str, float] | None:
-    mhz = _cpufreq_mhz() or _cpuinfo_mhz(_PROC / "cpuinfo") or _psutil_mhz()
+    usable = _usable_cores()
+    # The governor's view, one file a core; virtual machines seldom have it.
+    files = (_SYS / f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq" for core in usable or ())
+    mhz = [int(text) / 1000 for path in files if (text := (_read(path) or "").strip()).isdigit()]
+    if not mhz:
+        clocks = r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$"
+        found = re.findall(clocks, _read(_PROC / "cpuinfo") or "", re.MULTILINE | re.DOTALL)
+        mhz = [float(each) for core, each in found if usable is None or int(core) in usable] or _psutil_mhz()
     if not mhz:
         return None
     return {"low": min(mhz), "median": statistics.median(mhz), "high": max(mhz)}
@@ -224,23 +223,6 @@ def _cpu_mhz() -> dict[str, float] | None:
 
 def _usable_cores() -> set[int] | None:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-
-
-def _cpufreq_mhz() -> list[float]:
-    """The governor's view, one file a core; virtual machines seldom have it."""
-    mhz = []
-    for core in _usable_cores() or ():
-        text = _read(_SYS / f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
-        if text and text.strip().isdigit():
-            mhz.append(int(text) / 1000)
-    return mhz
-
-
-def _cpuinfo_mhz(path: Path) -> list[float]:
-    usable = _usable_cores()
-    text = _read(path) or ""
-    found = re.findall(r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE | re.DOTALL)
-    return [float(mhz) for core, mhz in found if usable is None or int(core) in usable]
 
 
 def _psutil_mhz() -> list[float]:
@@ -296,22 +278,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-DISCARD_REASONS = (
-    "hardware slowdown",
-    "thermal slowdown by software",
-    "thermal slowdown by hardware",
-    "power brake",
-)
-
-
-class Manager(PowerManager, Protocol):
-    """`hardware.nvml.Nvml`."""
-
-    def throttle_reasons(self, uuid: str) -> list[str] | None: ...
-
-    def throttled_s(self, uuid: str) -> dict[str, float] | None: ...
-
-    def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None: ...
+DISCARD_REASONS = ("hardware slowdown", "thermal slowdown by software", "thermal slowdown by hardware", "power brake")
 
 
 def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
@@ -330,7 +297,7 @@ class AroundGpu:
     seconds it took where the GPU counts them, and the bytes that went over its NVLinks meanwhile.
     """
 
-    def __init__(self, manager: Manager, uuid: str) -> None:
+    def __init__(self, manager: Nvml, uuid: str) -> None:
         self._manager, self._uuid = manager, uuid
         self._reported: set[str] = set()
         self._throttled_s: dict[str, float] = {}
@@ -338,7 +305,6 @@ class AroundGpu:
         self.report: dict[str, Any] = {}
 
     def slices(self) -> GpuSlices:
-        """Witness of what is around each slice of a measurement on this GPU."""
         return GpuSlices(self._manager, self._uuid)
 
     def why_discard(self) -> str | None:
@@ -364,9 +330,7 @@ class AroundGpu:
         self._sent_before = self._manager.nvlink_bytes(self._uuid)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
         self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._reported)}

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
-"""Or a torch tensor, on any device, of any element type that torch converts."""
-
+Array = NDArray[Any]  # or a torch tensor, on any device, of any element type that torch converts
 Keep = Callable[[str, Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
 """`keep(name, compute)` is what `compute()` returned here, or under the same name in another process."""
 
@@ -81,12 +79,7 @@ def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Precision:
-    """Rounding of a dtype in a product, as operand (`accumulation`) and as result (`rounding`, `smallest`).
-
-    `accumulation` is the unit roundoff of the sums that kernels form of products of this dtype, `rounding`
-    that of storing a result in it, and `smallest` the magnitude below which a stored result may lose all
-    digits.
-    """
+    """Unit roundoffs of a dtype's sums (`accumulation`) and of storing it, and the magnitude that loses all digits."""
 
     accumulation: float
     rounding: float
@@ -111,9 +104,7 @@ TABLE: dict[str, Precision] = {
 """The 14 bits: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2."""
 
 _SAFETY = 4.0
-
-_REFERENCE = 2.0**-50
-"""Relative norm by which the float64 reference may itself be off: no limit can be tighter."""
+_REFERENCE = 2.0**-50  # relative norm by which the float64 reference may itself be off: no limit can be tighter
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Check a matrix product to the last element: nothing is timed whose result has not passed here.
-
-Small products are compared with a float64 reference in full, large ones by samples and by Freivalds' check in
-groups. On a GPU, where torch's float64 product is the reference, all are compared in full.
-"""
+"""Check a matrix product to the last element: nothing is timed whose result has not passed here."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ from pyperf_suite.measure.tolerance import (
 
 Float64 = NDArray[np.float64]
 
-FLOP_BUDGET = 2e10
-"""FLOPs of a product (2·M·N·K) up to which it is checked in full: half a second on two cores."""
+FLOP_BUDGET = 2e10  # FLOPs of a product (2·M·N·K) up to which it is checked in full: half a second on two cores
 
 # Elements of a float64 block: near the cache of a core, and enough work for a whole GPU.
 _HOST_ELEMENTS = 1 << 22
@@ -288,8 +283,7 @@ def _check_by_groups(
 
 def _sampled_lines(count: int, generator: np.random.Generator) -> Array:
     """The first, the last and some lines between, in order."""
-    drawn = generator.integers(0, count, _SAMPLED_LINES)
-    return np.unique(np.concatenate((drawn, [0, count - 1])))
+    return np.unique(np.concatenate((generator.integers(0, count, _SAMPLED_LINES), [0, count - 1])))
 
 
 def _runs(count: int, length: int, most_elements: int = _HOST_ELEMENTS) -> Iterator[slice]:

@@ -45,22 +45,15 @@ from pyperf_suite.measure.tolerance import (
 )
 from pyperf_suite.measure.verify import ElementComparison, ExecutionContext, Method, Verification, named, verdict
 
-PAIR_BUDGET = 1 << 25
-"""Pairs of query and key up to which every element is checked: about a second on two cores."""
-
-DEVICE_PAIR_BUDGET = 1 << 34
-"""The same for tensors: a few seconds of a GPU whose float64 is fast."""
-
-# Cost of a backward pair for the reference, in forward pairs.
-_BACKWARD_COST = 2
+PAIR_BUDGET = 1 << 25  # pairs of query and key up to which every element is checked: about a second on two cores
+DEVICE_PAIR_BUDGET = 1 << 34  # the same for tensors: a few seconds of a GPU whose float64 is fast
+_BACKWARD_COST = 2  # cost of a backward pair for the reference, in forward pairs
 
 # Panels this large stay in a core's cache; fewer queries at a time would leave its matrix products slow.
 _PANEL_PAIRS = 1 << 17
 _DEVICE_PANEL_PAIRS = 1 << 24
 _FEWEST_QUERIES = 16
-
-# Queries of each head that are looked at in the largest cases.
-_FEWEST_SAMPLES = 4
+_FEWEST_SAMPLES = 4  # queries of each head that are looked at in the largest cases
 
 # Standard deviations of an identity's own rounding are below half a unit of this; eight leave no doubt.
 _IDENTITY_SAFETY = 8.0
@@ -461,8 +454,7 @@ MISTAKES = (
     "each query sees one key too many",
 )
 
-# A missing key with more than this weight exceeds the limit per element.
-_LARGEST_WEIGHT = 0.5
+_LARGEST_WEIGHT = 0.5  # a missing key with more than this weight exceeds the limit per element
 
 # The mistake made has a share of 1 and a right mask one of 0; in between, noise must be as unlikely as this many of
 # its standard deviations. Those are a tenth of an element's limit or less: a nineteenth where scores and

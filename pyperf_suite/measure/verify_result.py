@@ -44,14 +44,9 @@ _LIKE_A_NARROWER_TYPE = 0.05
 # Unit roundoffs that an element may be off by besides its sums.
 _NARROW_UNITS, _WIDE_UNITS = 2.0, 16.0
 
-# How much more an element may be off by on unusual inputs.
-_UNUSUAL_SLACK = 4.0
-
-# Least likely of many elements, as a multiple of the usual error.
-_WORST_OF_MANY = 4.0
-
-# Fewest whole numbers of which some may be off by one.
-_FEWEST_WHOLE = 16
+_UNUSUAL_SLACK = 4.0  # how much more an element may be off by on unusual inputs
+_WORST_OF_MANY = 4.0  # least likely of many elements, as a multiple of the usual error
+_FEWEST_WHOLE = 16  # fewest whole numbers of which some may be off by one
 
 # Elements that are compared at a time, so that temporary arrays stay in the cache: 3 to 5 times as fast as 1 << 22.
 _BLOCK = 1 << 16
@@ -103,14 +98,11 @@ def number_type(dtypes: Iterable[str]) -> str:
 
 
 def _units(unit: float) -> float:
-    """n·u of a type with this unit roundoff."""
     return (_WIDE_UNITS if unit <= TABLE["float32"].rounding else _NARROW_UNITS) * unit
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """A tolerance for one array."""
-
     relative: float | None
     units: float
     sums: float
@@ -130,7 +122,6 @@ class _Rule:
         return np.asarray((self.units + self.sums) * np.maximum(true, size))
 
     def limit(self, usual: Array, rms: float) -> Array:
-        """Return the largest error that an element may have."""
         if self.relative is not None:
             return 10 * (usual + self.relative * rms) + self.smallest
         return _WORST_OF_MANY * (usual + self.units * rms) + self.smallest
@@ -175,11 +166,7 @@ def _real(dtype: str) -> str:
 
 
 def compare(
-    result: Mapping[str, Any],
-    expected: Mapping[str, Any],
-    load: Any,
-    tolerance: Tolerance,
-    name: str = "out",
+    result: Mapping[str, Any], expected: Mapping[str, Any], load: Any, tolerance: Tolerance, name: str = "out"
 ) -> Verification:
     """Compare results described as trees (arrays.write_result); `load(which, spec)` reads an array's values.
 
@@ -203,7 +190,6 @@ def compare(
 
 
 def _items(tree: Mapping[str, Any]) -> Mapping[Any, Any] | None:
-    """Return the items of a tuple or a dict by index or key; None for anything else."""
     return dict(enumerate(tree["items"])) if tree["kind"] == "tuple" else tree.get("items")
 
 

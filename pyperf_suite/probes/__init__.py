@@ -33,16 +33,14 @@ TOPICS = ("products", "attention", "network", "training", "the whole step", "law
 """Topics of probes, in the order in which they are listed and shown."""
 
 PACKAGE = "pyperf_suite.probes"
-PROBES = Path(__file__).parent
 
 ProbeType = TypeVar("ProbeType", "Probe", "Listed")
-
 FindProbe = Callable[[str], "Probe"]
-"""`find_probe`, or what gives some probes more to judge by."""
 
 
 def _own_names() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules([str(PROBES)]) if not module.name.startswith("_")]
+    folder = str(Path(__file__).parent)
+    return [module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_")]
 
 
 @functools.cache
@@ -147,11 +145,6 @@ def overrides_of(texts: Iterable[str]) -> dict[str, str]:
     return overrides
 
 
-def timed_or(names: Iterable[str]) -> list[str]:
-    """The named probes, or all that are timed."""
-    return expanded(names) or [probe.name for probe in all_probes() if probe.is_timed]
-
-
 def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iterable[str]) -> list[PlannedCase]:
     """The cases of the named probes, or of all that are timed. Raises UserError for an axis that does not fit."""
     from pyperf_suite.runner.plan import PlannedCase
@@ -159,13 +152,12 @@ def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iter
     overrides = overrides_of(axes)
     return [
         PlannedCase(name, case)
-        for name in timed_or(names)
+        for name in (expanded(names) or [probe.name for probe in all_probes() if probe.is_timed])
         for case in find_probe(name).cases(profile, device, overrides_for(name, overrides))
     ]
 
 
-# A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.
-MOST_ROUNDS = 12
+MOST_ROUNDS = 12  # a bisection of 4096 sizes: a probe that asks for more does not search
 
 
 def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
@@ -195,7 +187,6 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
 
 
 def _new(requested: Sequence[PlannedCase], planned_keys: set[tuple[str, str]]) -> list[PlannedCase]:
-    """Return the cases not requested before, and add them to the known ones."""
     fresh = []
     for planned in requested:
         key = (planned.probe, planned.case.case_id)

@@ -44,9 +44,7 @@ from pyperf_suite.workloads.operands import element_type
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
 TOP_CLASS = 128
-
-# Tokens of a batch come in multiples of this; one more or less is off by one.
-OFF_BY_ONE_MULTIPLE = 64
+OFF_BY_ONE_MULTIPLE = 64  # tokens of a batch come in multiples of this; one more or less is off by one
 
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
@@ -84,10 +82,7 @@ class Base:
 
 @dataclass(frozen=True)
 class RealLife:
-    """A size of which it is known that people stumble over it, along one dimension of a layer's fprop.
-
-    `sizes` are those of the dimension, `offsets` those from its usual size, `pad_to` the multiples people pad it to.
-    """
+    """A size that people stumble over in a layer's fprop: `sizes`, or `offsets` from the usual; `pad_to` multiples."""
 
     along: str
     known_as: str
@@ -130,16 +125,6 @@ class DimensionSweep:
         padded = (round_up(size, multiple) for size in self.sizes for multiple in self.pad_to)
         return [vars(self.shape) | {self.along: size} for size in sorted({*self.sizes, *padded})]
 
-    def padded_at_each_call(self) -> list[dict[str, Any]]:
-        """M, N, K and the multiple to pad them to, where that changes this dimension and no other."""
-        others = [size for name, size in vars(self.shape).items() if name != self.along]
-        return [
-            vars(self.shape) | {self.along: size, "pad_to": multiple}
-            for size in self.sizes
-            for multiple in self.pad_to
-            if size % multiple and not any(other % multiple for other in others)
-        ]
-
 
 # The layout of the base's own part in a network, and the hints that Triton finds itself.
 OWN_LAYOUT, OWN_HINTS = "own", "own"
@@ -154,8 +139,7 @@ ALL_LAYERS = parsed(
     Base, "fprop:256x1024x1024 square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024"
 )
 ALL_GPU_LAYERS = parsed(
-    Base,
-    "square:4096x4096x4096 fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192",
+    Base, "square:4096x4096x4096 fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192"
 )
 GPU_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8")
 
@@ -241,14 +225,20 @@ def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
         for implementation, tile, schedule, hints in itertools.product(kernels, axes.tile, axes.schedule, axes.hints):
             if implementation != "triton" and hints != OWN_HINTS:
                 continue
+            chosen = Tile.parse(tile) if tile != CHOSEN else None
+            if chosen is None and implementation == "triton":
+                # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
+                chosen = Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
             ours = Schedule.parse(f"{schedule}@{workers}")
-            kernel = replace(library, schedule=ours, tile=_tile(tile, implementation, dtype))
-            kernel = replace(kernel, hints="" if hints == OWN_HINTS else hints)
+            kernel = replace(library, schedule=ours, tile=chosen, hints="" if hints == OWN_HINTS else hints)
             requested += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
         requested += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
-        requested += [
-            (name, replace(library, **shape)) for name in axes.padded for shape in varied.padded_at_each_call()
-        ]
+        # Padded at each call where that changes this dimension and no other.
+        others = [size for name, size in vars(varied.shape).items() if name != varied.along]
+        for name, size, multiple in itertools.product(axes.padded, varied.sizes, varied.pad_to):
+            if size % multiple and not any(other % multiple for other in others):
+                shape = vars(varied.shape) | {varied.along: size, "pad_to": multiple}
+                requested.append((name, replace(library, **shape)))
         yield from (Case("matmul", parameters, implementation, mode=mode) for implementation, parameters in requested)
 
 
@@ -277,28 +267,15 @@ def _in_real_life(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
         yield DimensionSweep(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
 
 
-def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
-    if word != CHOSEN:
-        return Tile.parse(word)
-    if implementation == "triton":
-        # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
-        return Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
-    return None
-
-
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).
 LINE_BYTES = {"cpu": 64, "cuda": 128}
-# Rates that differ by less are a slope, not an edge.
-CLIFF = 1.15
-# Padded by more than this part of itself, a dimension is another one.
-MOST_PADDING = 0.25
+CLIFF = 1.15  # rates that differ by less are a slope, not an edge
+MOST_PADDING = 0.25  # padded by more than this part of itself, a dimension is another one
 # Padding of at most this share is searched; among sizes of about the same time, the smallest is the one to pad to.
 ABOUT_THE_SAME = 1.02
-# A search begins between two sizes whose ratio is at most this.
-WIDEST_SEARCH = 2.5
-# Edges that one round closes in on.
-SEARCHES_AT_ONCE = 4
+WIDEST_SEARCH = 2.5  # a search begins between two sizes whose ratio is at most this
+SEARCHES_AT_ONCE = 4  # edges that one round closes in on
 
 
 @dataclass(frozen=True)
@@ -311,7 +288,6 @@ class Pad(BaselinePair):
 
     @property
     def at_each_call(self) -> Ratio | None:
-        """Return the gain of padding with the padding and the slice at each call included, if that was measured."""
         name = f"{self.row.implementation}_padded"
         calls = [
             call
@@ -323,7 +299,6 @@ class Pad(BaselinePair):
 
     @property
     def verdict(self) -> str:
-        """Return the advice about the size: pad it where it is made, at each call as well, or leave it."""
         call = self.at_each_call
         if not wins(self.gain):
             return "leave it" if is_settled(self.gain) else "undecided"
@@ -336,10 +311,7 @@ class Pad(BaselinePair):
 
 @dataclass(frozen=True)
 class AlignmentClass:
-    """All sizes of one setting and dimension with the same divisor, each paired with the next aligned size.
-
-    `gain` is the time of these over that of those, so net of the larger products' own work.
-    """
+    """All sizes with one divisor, each paired with the next aligned size; `gain` is net of the larger one's work."""
 
     sweep: Sweep
     divisor: int
@@ -380,18 +352,15 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
     return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
 
 
-def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
-    """Every size with the next that divides by more and ends on a line of memory."""
-    device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
-    line = elements_in(LINE_BYTES[device], element_type(sweep.base.p.dtype).size_bytes)
-    for size in sweep.rows:
-        yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]
-
-
 def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
-    """By setting, dimension and divisor."""
+    """By setting, dimension and divisor: sizes with the next that divides by more and ends on a line of memory."""
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
-        pairs = [pair for sweep in members for pair in BaselinePair.each(sweep, _next_aligned(sweep))]
+        pairs: list[BaselinePair] = []
+        for sweep in members:
+            device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
+            line = elements_in(LINE_BYTES[device], element_type(sweep.base.p.dtype).size_bytes)
+            aligned = {size: [each for each in _to_pad_to(sweep, size) if each % line == 0] for size in sweep.rows}
+            pairs += BaselinePair.each(sweep, ((size, larger[0]) for size, larger in aligned.items() if larger))
         for divisor, similar in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
             gain = mean_speedup([(pair.row.reading, pair.other_row.reading) for pair in similar])
             if gain is not None:
@@ -436,12 +405,9 @@ def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-# Sizes that a cell names; the tables of sizes and the picture hold all of them.
-MOST_NAMED = 3
-# A sweep of fewer sizes is a table's row, not a picture.
-FEWEST_SIZES = 3
-# Sizes further than this part from the middle one would squeeze the others into a line.
-MAX_SIZE_DISTANCE = 0.125
+MOST_NAMED = 3  # sizes that a cell names; the tables of sizes and the picture hold all of them
+FEWEST_SIZES = 3  # a sweep of fewer sizes is a table's row, not a picture
+MAX_SIZE_DISTANCE = 0.125  # sizes further than this part from the middle one would squeeze the others into a line
 
 
 def analyse(rows: Rows[MatmulParameters]) -> Findings:
@@ -467,7 +433,6 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
-    """Yield the loss of a kernel whose compiler is not told that pointers and strides divide by 16."""
     copies = count("instructions_LDGSTS")
     ordered = sorted(rows, key=lambda row: (row.p.target, row.p.kernel))
     for target, similar in grouped(ordered, lambda row: row.p.target).items():
@@ -524,7 +489,6 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
 
 
 def _kernel(row: Row[MatmulParameters]) -> str:
-    """Return the kernel's name, with its path where the name does not hold it."""
     kernel = row.reading.kernel
     path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
@@ -582,7 +546,6 @@ EDGE_COLUMNS = (
 
 
 def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
-    """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
     drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
     kinds = grouped(
         drawn, lambda each: (each.base.case.mode, each.base.p.dtype, each.base.p.layout, each.base.p.schedule.workers)

@@ -1,7 +1,4 @@
-"""Attention head sizing: which number of heads, and so which head dimension, runs fastest at the same parameters.
-
-Sweeps split a hidden size into heads, and step head_dim over the buckets of known kernels at a fixed number of heads.
-"""
+"""Attention head sizing: which number of heads, and so which head dimension, runs fastest at the same parameters."""
 
 from __future__ import annotations
 
@@ -26,15 +23,7 @@ from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import attention_defaults, attention_sm90
 from pyperf_suite.laws.attention_pipes import EXPONENTIAL_COLUMNS, bounding_unit
-from pyperf_suite.laws.tiled_attention import (
-    BUCKETS,
-    Blocks,
-    FittedLaw,
-    HeadSizeLaw,
-    TiledAttention,
-    bucket_of,
-    causes,
-)
+from pyperf_suite.laws.tiled_attention import BUCKETS, Blocks, FittedLaw, HeadSizeLaw, TiledAttention, bucket_of, causes
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
@@ -46,9 +35,7 @@ from pyperf_suite.workloads.kernel_names import flash_kernel
 
 MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")
-
-# All query heads share a single key head (multi-query attention).
-MQA = "all"
+MQA = "all"  # all query heads share a single key head (multi-query attention)
 
 # Blocks that our kernel chooses for the case, and all that may be faster in a forward pass of its head_dim.
 CHOSEN, RIVALS = "chosen", "rivals"
@@ -61,7 +48,6 @@ EXTRA_IMPLEMENTATIONS = ("sdpa_math", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
-
 HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)  # that models have
 
 Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
@@ -163,22 +149,16 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
 def _parameters(
     heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **fields: Any
 ) -> AttentionParameters:
-    key_heads = _key_heads(heads, kv_ratio)
+    if kv_ratio != MQA and not re.fullmatch("[1-9][0-9]{0,8}", kv_ratio):
+        raise UserError(f"kv_ratio={kv_ratio} was requested: write a number of query heads to a key head, or all.")
+    refusal = f"kv_ratio={kv_ratio} was requested, but it does not divide {heads} heads"
+    key_heads = 1 if kv_ratio == MQA else _share(heads, int(kv_ratio), refusal)
     if phase == "decode":
         # A single query sees all keys, masked or not.
         fields |= {"seq_q": 1, "seq_k": seq}
     else:
         fields |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
     return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **fields)
-
-
-def _key_heads(heads: int, ratio: str) -> int:
-    """Key heads at a grouped-query ratio. Raises UserError for what is no ratio, or does not divide the heads."""
-    if ratio == MQA:
-        return 1
-    if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
-        raise UserError(f"kv_ratio={ratio} was requested: write a number of query heads to a key head, or all.")
-    return _share(heads, int(ratio), f"kv_ratio={ratio} was requested, but it does not divide {heads} heads")
 
 
 def _share(total: int, parts: int, refusal: str) -> int:
@@ -189,13 +169,6 @@ def _share(total: int, parts: int, refusal: str) -> int:
         above = bisect.bisect(divisors, parts)
         raise UserError(f"{refusal}: take {' or '.join(map(str, divisors[above - 1 : above + 1]))}.")
     return total // parts
-
-
-def group(case: Case) -> str:
-    """One table an implementation and pass."""
-    p = case.parameters
-    phase = "backward" if p.backward else "decode" if p.seq_q == 1 else "forward"
-    return f"attention_heads {case.implementation} {phase}"
 
 
 # Our own kernels, which take the requested blocks.
@@ -215,11 +188,7 @@ def kv_ratio(row: Row[AttentionParameters]) -> str:
 
 
 def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
-    """The tiles that a forward pass was computed in; None where its kernel does not tell them.
-
-    The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
-    as on a single one, none of its tiles are too few.
-    """
+    """The tiles of a forward pass, on one slot unless told; None where its kernel does not tell them."""
     p, details = row.p, row.reading.details
     if p.backward:
         return None
@@ -291,18 +260,15 @@ class SweepAxis:
         return (law_key(row), what(row), row.by_name(self.constant), row.p.backward)
 
     def sweep_of(self, row: Row[AttentionParameters]) -> list[Row[AttentionParameters]]:
-        """The sweep that a row belongs to; nothing where it is too short."""
         sweep = row.rows.sharing(row, self.key)
         return sweep if len(sweep) >= self.fewest else []
 
     def sweeps(self, rows: Rows[AttentionParameters]) -> list[list[Row[AttentionParameters]]]:
-        """All that are long enough; a row may belong to one along each axis."""
         return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
 
 
 HEADS = SweepAxis("heads", "hidden", "hidden {hidden}", 2)
-# A step over head dimensions shows with three.
-HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
+HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)  # a step over head dimensions shows with three
 
 
 def ends(sweep: list[Row[AttentionParameters]]) -> tuple[Row[AttentionParameters], Row[AttentionParameters]]:
@@ -412,10 +378,7 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
 
 
 def advice(sweep: list[Row[AttentionParameters]], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
-    """The fastest split compared with the slowest, and what makes the difference in the forward pass.
-
-    Where it does not lead, of our own kernel next to libraries, it is a detail that no summary begins with.
-    """
+    """The fastest split compared with the slowest and why; a detail, of kind law, where it does not lead."""
     fast, slow = ends(sweep)
     faster = fast.faster_than(slow)
     if faster is None:
@@ -525,9 +488,10 @@ def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     return Tile(m, n, 1)
 
 
-def filled(row: Row[AttentionParameters], tile: Tile) -> float:
+def filled(row: Row[AttentionParameters]) -> float | None:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
-    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile))
+    tile = tile_of_values(row)
+    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile)) if tile else None
 
 
 def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> Iterator[Figure]:
@@ -616,7 +580,7 @@ TABLES = (
             PASS,
             Column("softmax and mask", softmax_share, "%", 2),
             Column("tile of P·V", lambda row: (tile := tile_of_values(row)) and f"{tile.m}x{tile.n}", priority=0),
-            Column("tile filled", lambda row: (tile := tile_of_values(row)) and filled(row, tile), "%", 0),
+            Column("tile filled", filled, "%", 0),
         ),
         where=lambda row: row.implementation == "two_gemm",
     ),
@@ -636,5 +600,8 @@ PROBE = Probe(
     ),
     tables=TABLES,
     analyse=analyse,
-    group=group,
+    group=lambda case: (
+        f"attention_heads {case.implementation} "
+        + ("backward" if case.parameters.backward else "decode" if case.parameters.seq_q == 1 else "forward")
+    ),
 )

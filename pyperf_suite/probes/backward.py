@@ -1,7 +1,4 @@
-"""Backward against forward, layer by layer: the time of each gradient, and the bytes that activations move.
-
-Products are compared with twice their forward's FLOPs, activations with a copy of as many bytes.
-"""
+"""Backward against forward, layer by layer: the time of each gradient, and the bytes that activations move."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ BANDWIDTH_BOUND = Claim("activations are usually bandwidth-limited: about as fas
 READS_MORE = Claim("an activation reads more data in backward than in forward", TRANSFORMERS, low=1.01)
 
 BOTH = ("forward", "backward")
-# FLOPs of a product's backward over those of its forward.
-TWICE = 2
+TWICE = 2  # FLOPs of a product's backward over those of its forward
 
 
 CPU_LAYERS = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")

@@ -1,8 +1,4 @@
-"""How our own matrix product compares with the library's on the same shapes, in the same run.
-
-A probe's kernel explains a machine only where it is about as fast as what people really use there. The other probes of
-products share the axes, the library's side of a product, and the sweeps along one of its sizes.
-"""
+"""How our own matrix product compares with the library's on the same shapes, in the same run."""
 
 from __future__ import annotations
 
@@ -13,15 +9,7 @@ from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import (
-    AxisTable,
-    Shape,
-    all_cores,
-    by,
-    multiprocessors,
-    one_and_all_cores,
-    parsed,
-)
+from pyperf_suite.findings.axes import AxisTable, Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
 from pyperf_suite.findings.data import Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped
@@ -90,7 +78,6 @@ class Sweep:
 
     @property
     def base(self) -> Row[MatmulParameters]:
-        """The smallest, for what all of them have in common."""
         return next(iter(self.rows.values()))
 
     @property
@@ -166,12 +153,6 @@ GPU_SHAPES = parsed(
 )
 
 
-def measured_tiles(device: Device) -> tuple[str, ...]:
-    """The tiles in which a GPU's kernel of ours is measured."""
-    (own,) = own_kernel(device)
-    return tuple(families()[own.removeprefix("cuda_")].MEASURED_TILES)
-
-
 @dataclass(frozen=True)
 class BaselineAxes(ProductAxes):
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU.
@@ -186,7 +167,9 @@ class BaselineAxes(ProductAxes):
     mode: tuple[str, ...] = by(("burst",), cuda=by(("burst",), full=("burst", "sustained")))
     shape: tuple[Shape, ...] = by(QUICK_SHAPES[1:2], QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], GPU_SHAPES))
     layout: tuple[str, ...] = by(("NN",), standard=("NN", "TN"), cuda=by(("TN",), full=("TN", "NN", "NT")))
-    tile: tuple[str, ...] = by((CHOSEN,), cuda=measured_tiles)
+    tile: tuple[str, ...] = by(
+        (CHOSEN,), cuda=lambda gpu: tuple(families()[own_kernel(gpu)[0].removeprefix("cuda_")].MEASURED_TILES)
+    )
     tile_n: Annotated[tuple[int, ...], OneOf(gemm_sm90.TILE_N)] = ()
     schedule: tuple[str, ...] = by(
         ("data_parallel",), cuda=by(("persistent",), standard=("data_parallel", "persistent", "stream_k"))
@@ -226,10 +209,7 @@ def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
 
 
 def peak_of(row: Row[MatmulParameters]) -> float | None:
-    """Return the most that the instructions of our CPU kernel multiply on its cores, FLOP/s; None where unknown.
-
-    The highest of all rows with the same setting: other users of the cores can only lower it.
-    """
+    """The most that our CPU kernel's instructions multiply, FLOP/s, the highest of its setting; None where unknown."""
     same = row.rows.sharing(row, lambda each: (each.implementation, each.p.dtype, each.p.schedule.workers))
     seen = (other.reading.details.get("peak_flop_per_s") or 0.0 for other in same)
     return max(seen) or None
@@ -272,7 +252,6 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
-    """Power, clock and energy of one kernel under sustained loads, each the median over products."""
     middle: dict[str, Any] = {
         "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
         "joules": median(each for row in rows if (each := joules_per_tflop(row)) is not None),

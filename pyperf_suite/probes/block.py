@@ -204,10 +204,7 @@ def by_guide(row: Row) -> float:
 
 
 def roof(row: Row) -> tuple[float, str]:
-    """The shortest time that a part can take, and what it is spent on: at the best product's rate or bandwidth.
-
-    The best bandwidth is that of the block's part without products that moves its bytes fastest.
-    """
+    """The shortest time of a part and what it is spent on: at the best product's rate, or at the best bandwidth."""
     parts = row.rows.same_except(row, "part")
     plain = [each for each in parts if not each.reading.flop] or parts
     moving = row.p.work.bytes / max(each.p.work.bytes / each.seconds for each in plain)
@@ -225,11 +222,7 @@ PROBE = Probe(
     sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),
-    computed={
-        "guide": lambda row: published_step(row.p),
-        "step": in_words,
-        "mfu": mfu,
-    },
+    computed={"guide": lambda row: published_step(row.p), "step": in_words, "mfu": mfu},
     order=lambda row: (
         row.case.operator,
         "" if row.case.operator == "matmul" else in_words(row),

@@ -30,9 +30,7 @@ from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)
-
-# Memory of a GPU that the CUDA context and the libraries take before anything is placed there.
-CONTEXT_BYTES = 1 << 30
+CONTEXT_BYTES = 1 << 30  # memory of a GPU that the CUDA context and the libraries take before anything is placed there
 
 TRAINS = (
     "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} "
@@ -85,10 +83,7 @@ def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
 
 @dataclass
 class BatchSearch:
-    """One policy of one transformer: parameters (their batch is 1), batches that fit with their bytes, and others.
-
-    `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
-    """
+    """One policy of one transformer: batches that fit with their bytes, others; `broken` where something failed."""
 
     parameters: TrainingStepParameters
     fits: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -195,9 +190,7 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, tried),
         table(
-            "Steps by checkpointing and batch",
-            (*STEPS, Column("batch after it", lambda row: after.get(row.p))),
-            rows,
+            "Steps by checkpointing and batch", (*STEPS, Column("batch after it", lambda row: after.get(row.p))), rows
         ),
         (_figure(number, group) for number, group in enumerate(rows.groups("batch", "checkpointing"))),
     )
@@ -223,7 +216,6 @@ STEPS = (
 
 
 def _cost(row: Row[TrainingStepParameters]) -> Remark | ClaimVerdict:
-    """The guide speaks of all that blocks made."""
     measured = relative(row)
     if measured and row.p.checkpointing.kind == "every":
         return row.judge(COSTS, TRAINS, measured)
@@ -231,7 +223,6 @@ def _cost(row: Row[TrainingStepParameters]) -> Remark | ClaimVerdict:
 
 
 def _repaid(rows: Rows[TrainingStepParameters]) -> Iterator[Remark | ClaimVerdict]:
-    """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:
         return

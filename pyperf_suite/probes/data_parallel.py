@@ -55,14 +55,13 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 
-# With fewer steps, each that is left out takes too much away from two constants.
-FEWEST_STEPS = 4
+FEWEST_STEPS = 4  # with fewer, each that is left out takes too much away from two constants
 FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The law in one setting; by case what it predicts, and by how much it misses the step when that is left out."""
+    """The law in one setting; by case its prediction, and its error on the step when that is left out."""
 
     law: DataParallelLaw
     predicted_s: Mapping[str, float]
@@ -122,10 +121,7 @@ def exchanged(step: Row) -> str:
 
 
 def last_rank_s(records: Sequence[Record]) -> dict[str, float]:
-    """By case, an iteration's time on the rank that is last in it, for ranks that exchange wait for each other.
-
-    The median over iterations of the largest of the ranks' times; of many ranks, the largest of their medians.
-    """
+    """By case, an iteration's time on its last rank: the median over iterations, or the largest of ranks' medians."""
     seconds: dict[str, list[float]] = {}
     for record in records:
         samples = record.sampling.get("rank_samples_s")
@@ -225,13 +221,24 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
             f"exchange=dp is one process that drives GPUs, but only {requested} was requested: leave it out."
         )
     places = list(itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer))
-    models = list(_models(axes))
-    for (implementation, ranks, direct), model, exchange in itertools.product(places, models, axes.exchange):
+    names = ("hidden", "layers", "seq", "batch", "vocab", "dtype")
+    models = []
+    for values in itertools.product(*(getattr(axes, name) for name in names)):
+        model: dict[str, Any] = dict(zip(names, values, strict=True))
+        heads = model["hidden"] // HEAD_DIM if model["hidden"] % HEAD_DIM == 0 else 1
+        models.append(DataParallelParameters(**model, heads=heads, exchange="none"))
+    # Not sorted: the first bucket is the one that the other options are tried with.
+    buckets = [size for ladder in axes.bucket for size in ladder.ladder()]
+    for (implementation, ranks, direct), base, exchange in itertools.product(places, models, axes.exchange):
         # One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid.
         if exchange == "dp" and (implementation != "nccl" or not direct.value or rank_environment().launched):
             continue
-        plain = replace(model, ranks=ranks, peer_to_peer=direct.value, exchange=exchange)
-        steps = _ddp(axes, plain, first=model is models[0]) if exchange == "ddp" else [plain]
+        steps = [replace(base, ranks=ranks, peer_to_peer=direct.value, exchange=exchange)]
+        if exchange == "ddp":
+            usual = [replace(steps[0], bucket_bytes=size) for size in buckets]
+            counts = [count for count in axes.accumulate if base is models[0] and count > 1]
+            options = itertools.product(counts, (True, False))
+            steps = [*usual, *(replace(usual[0], accumulate=count, no_sync=no_sync) for count, no_sync in options)]
         yield from (Case("data_parallel", step, "dp" if exchange == "dp" else implementation) for step in steps)
     settings = itertools.product(places, axes.dtype, every_size(axes.all_reduce))
     for (implementation, ranks, direct), dtype, size in settings:
@@ -239,48 +246,26 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
         yield Case("collective", message, COLLECTIVE_OVER.get(implementation, implementation))
 
 
-def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
-    """Each model without an exchange, in the order of the axes."""
-    names = ("hidden", "layers", "seq", "batch", "vocab", "dtype")
-    for values in itertools.product(*(getattr(axes, name) for name in names)):
-        model: dict[str, Any] = dict(zip(names, values, strict=True))
-        heads = model["hidden"] // HEAD_DIM if model["hidden"] % HEAD_DIM == 0 else 1
-        yield DataParallelParameters(**model, heads=heads, exchange="none")
-
-
-def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
-    """One model's steps with each bucket; of the first model with DDP's other options as well."""
-    # Not sorted: the first bucket is the one that the other options are tried with.
-    usual = [replace(plain, bucket_bytes=size) for ladder in axes.bucket for size in ladder.ladder()]
-    yield from usual
-    for accumulate, no_sync in itertools.product(axes.accumulate if first else (), (True, False)):
-        if accumulate > 1:
-            yield replace(usual[0], accumulate=accumulate, no_sync=no_sync)
-
-
 def analyse(rows: Rows) -> Findings:
     """Return the cost of the exchange, how it is hidden, the guides' claims, and the law with its held-out error."""
     slowest_s = last_rank_s(rows.records)
     items: list[Any] = []
+    cost = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
     for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
         steps = Rows(members)
         # DDP's steps with nothing but their buckets chosen, model by model.
         ddp = steps.where(exchange="ddp", accumulate=1).groups("bucket_bytes")
         all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
         fitted = fitted_to(steps, all_reduces, slowest_s)
-        items += [_costs(ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        for best in map(fastest, ddp):
+            longer, bucket = over_none(best), Quantity(best.p.bucket_bytes, "size")
+            model = described(best)
+            items.append(remark(cost, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer))
+        items += [_verdicts(setting, steps, ddp), _law(setting, fitted)]
         items += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
     correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
     trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
     return findings(items, remark(correct, trials=len(trials)) if items else None)
-
-
-def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
-    sentence = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
-    for best in map(fastest, ddp):
-        longer, bucket = over_none(best), Quantity(best.p.bucket_bytes, "size")
-        model, setting = described(best), setting_of(best)
-        yield remark(sentence, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
 
 
 def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimVerdict]:
@@ -341,7 +326,6 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
 
 
 def _order(step: Row) -> tuple[object, ...]:
-    """Models together, without exchange first, then by bucket and micro-batches."""
     size = (step.p.hidden, step.p.layers, step.p.seq, step.p.batch, step.p.vocab)
     exchange = ("none", "ddp", "after", "dp").index(step.p.exchange)
     return (*size, exchange, step.p.accumulate, step.p.no_sync, step.p.bucket_bytes)

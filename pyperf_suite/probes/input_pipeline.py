@@ -1,11 +1,8 @@
-"""How long a model waits for its batches, and which settings of torch's DataLoader shorten that.
-
-Steady state and the begin of an epoch, where workers start, are reported apart.
-"""
+"""How long a model waits for its batches, and which settings of torch's DataLoader shorten that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mode
 from typing import Annotated, Any
@@ -50,13 +47,7 @@ COPIES = ("pageable", "pinned")
 FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
 # The guide's num_workers, with which all else is varied.
 GUIDE_LOADERS = 4
-# More cores than these do not decode for one model.
-MOST_CORES = 32
-
-
-def none_and_two(_device: Device) -> tuple[int, ...]:
-    """No loader, and two where there are two cores."""
-    return (0, min(2, cpu.detect().usable_cores))
+MOST_CORES = 32  # more than these do not decode for one model
 
 
 def up_to_the_cores(_device: Device) -> tuple[int, ...]:
@@ -81,7 +72,9 @@ class InputPipelineAxes(AxisTable):
     those of model and step_us with no loaders as well.
     """
 
-    loaders: tuple[int, ...] = by(none_and_two, standard=up_to_the_cores, full=past_the_cores)
+    loaders: tuple[int, ...] = by(
+        lambda _: (0, min(2, cpu.detect().usable_cores)), standard=up_to_the_cores, full=past_the_cores
+    )
     prefetch: tuple[int, ...] = by((2,), standard=(2, 8), full=(2, 1, 4, 8))
     workers: Annotated[tuple[str, ...], OneOf(KEPT)] = by(KEPT[:1], standard=KEPT)
     copy: Annotated[tuple[str, ...], OneOf(COPIES)] = by(COPIES[:1], cuda=by(COPIES[:1], standard=COPIES))
@@ -92,8 +85,9 @@ class InputPipelineAxes(AxisTable):
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
     """Loaders, then one setting at a time (see InputPipelineAxes)."""
+    within = [count for count in axes.loaders if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
     base = InputPipelineParameters(
-        loaders=loaders_of_variations(axes.loaders),
+        loaders=max(within) if within else min(filter(None, axes.loaders), default=0),
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
         # The same in all cases of a sweep, so that their times compare as they are.
@@ -109,12 +103,6 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
         # Settings of workers say nothing where there are none, and then are the usual ones.
         plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent")}
         yield Case("input_pipeline", replace(p, **plain), "torch")
-
-
-def loaders_of_variations(requested: Sequence[int]) -> int:
-    """The most of those requested that are within the guide's and the cores, if there are any; else the fewest."""
-    within = [count for count in requested if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
-    return max(within) if within else min(filter(None, requested), default=0)
 
 
 def analyse(rows: Rows[InputPipelineParameters]) -> Findings:
@@ -206,7 +194,7 @@ def rate_by_loaders(task: Rows[InputPipelineParameters]) -> Figure | None:
 
 
 def iteration(row: Row[InputPipelineParameters]) -> float:
-    """Seconds of one iteration: the mean of as many as were timed at once."""
+    """Mean seconds of one iteration, as several are timed at once."""
     return row.seconds / row.p.iterations
 
 

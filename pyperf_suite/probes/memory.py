@@ -54,9 +54,7 @@ KNOWN_MODELS = {
 }
 KNOWN_SEQ = 2048
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
-# Places between the least and the greatest size at which the law is drawn.
-LINE_POINTS = 33
-
+LINE_POINTS = 33  # places between the least and the greatest size at which the law is drawn
 BLOCKS = ("gpt", "llama")
 NONE = Checkpointing()
 POLICIES = tuple(map(Checkpointing.parse, ("none", "every:1", "every:2", "selective")))
@@ -146,9 +144,7 @@ def kept(row: Row[TrainingStepParameters], policy: Checkpointing) -> float | Non
     return None if under is None else under.observed["activations"] / row.observed["activations"]
 
 
-def first(
-    is_wanted: Callable[[Row[TrainingStepParameters]], bool],
-) -> Callable[[Row[TrainingStepParameters]], bool]:
+def first(is_wanted: Callable[[Row[TrainingStepParameters]], bool]) -> Callable[[Row[TrainingStepParameters]], bool]:
     """Return a test for the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
@@ -186,7 +182,6 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
 
 
 def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
-    """Return the memory that a step leaves unused, and the batch that would fill it as far as is safe."""
     capacity = row.observed.get("capacity")
     if capacity is None:
         return None
@@ -224,8 +219,6 @@ KEPT = (
 
 
 def _rule_by_law() -> Table:
-    """Return by model where the rule of 75 % breaks, for models that people know."""
-
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
         kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
         return LEFT_BYTES_A_PARAMETER * item[1].parameters / kept
@@ -254,7 +247,6 @@ def _figure(rows: Rows[TrainingStepParameters]) -> Figure | None:
 
 
 def _panels(row: Row[TrainingStepParameters]) -> tuple[Panel, ...]:
-    """Return panels of rows that differ in batch alone and in sequence alone, with the law between them."""
     panels = []
     for axis, label, at in (
         ("batch", "batch", f"seq {row.p.seq}"),

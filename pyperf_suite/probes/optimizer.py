@@ -25,8 +25,7 @@ MANY_SMALL = Claim(
 )
 # Two moments of 4 bytes; the guide's 8 of 18 bytes a parameter.
 ADAMW_STATE = Claim("AdamW's moments take 8 bytes a parameter", BEKMAN, 7.99, 8.01)
-# Elements below which a tensor is small: a matrix of 256 x 256.
-SMALL_ELEMENTS = 1 << 16
+SMALL_ELEMENTS = 1 << 16  # elements below which a tensor is small: a matrix of 256 x 256
 
 # The same total in few large tensors, in some between, in many small ones and in the most.
 CPU_SETS = (TensorSet(4, 1024, 512), TensorSet(32, 256, 256), TensorSet(512, 64, 64), TensorSet(8192, 16, 16))

@@ -1,8 +1,4 @@
-"""Precisions of training: what float32, autocast and pure half precision take in time and memory, by batch size.
-
-The guide's table of memory that mixed precision saves is made again here; autocast's cache of cast weights is compared
-with steps without it.
-"""
+"""Precisions of training: what float32, autocast and pure half precision take in time and memory, by batch size."""
 
 from __future__ import annotations
 
@@ -220,7 +216,6 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _pure(row: Row) -> Iterator[Remark]:
-    """A precision without autocast compared with float32, and with itself under autocast."""
     yield row.remark(FASTER, effect="measured", measured=row.against(precision=BASE))
     if cast := row.like(precision=AUTOCAST + row.p.precision):
         yield row.remark(

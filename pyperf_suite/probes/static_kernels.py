@@ -1,7 +1,4 @@
-"""Read our GPU kernels' registers, memory and instructions from machine code, on any machine.
-
-The figures are exact: one that changes is a change of the source or of the compiler, and both are in the record.
-"""
+"""Read our GPU kernels' registers, memory and instructions from machine code, on any machine."""
 
 from __future__ import annotations
 

@@ -55,23 +55,16 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
-
-# Up to here every tile count is measured; beyond, only those next to a wave edge.
-EVERY_TILE_COUNT = 16
+EVERY_TILE_COUNT = 16  # up to here every tile count is measured; beyond, only those next to a wave edge
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8
-# Rows of tiles that share their reads in L2.
-MOST_ROWS_ACROSS = 16
+MOST_ROWS_ACROSS = 16  # rows of tiles that share their reads in L2
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
 WIDEST_STEP_SHARE = 8
-# Schedules in the first picture below the one with the most sizes.
-MOST_OTHER_SCHEDULES = 2
-# A sweep of fewer sizes is only a corner of one along the other dimension.
-FEWEST_SIZES = 3
-# A law of two constants is fitted to three times as many sizes.
-FEWEST_LIBRARY_SIZES = 6
-# Elements beyond an edge within which a good size is sought.
-MOST_TO_A_GOOD_SIZE = 4096
+MOST_OTHER_SCHEDULES = 2  # schedules in the first picture below the one with the most sizes
+FEWEST_SIZES = 3  # a sweep of fewer sizes is only a corner of one along the other dimension
+FEWEST_LIBRARY_SIZES = 6  # a law of two constants is fitted to three times as many sizes
+MOST_TO_A_GOOD_SIZE = 4096  # elements beyond an edge within which a good size is sought
 
 
 def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
@@ -82,18 +75,9 @@ def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
 
 
 def rows_of_tiles(device: Device) -> tuple[int, ...]:
-    """Return the largest number of tile rows that divides the multiprocessors: columns of tiles then meet wave edges.
-
-    A single row of tiles would read its operands at the speed of memory and show that instead.
-    """
+    """Return the largest number of tile rows that divides the multiprocessors, so that columns meet wave edges."""
     (count,) = multiprocessors(device)
     return (max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if count % rows == 0),)
-
-
-def all_and_fewer(device: Device) -> tuple[int, ...]:
-    """All multiprocessors, and fewer, as if a collective held the others."""
-    (count,) = multiprocessors(device)
-    return (count, max(1, count - 16))
 
 
 CPU_TILES = (Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256))
@@ -109,7 +93,11 @@ class TileWaveAxes(ProductAxes):
     library are measured at `inside` sizes within each wave as well, which make a staircase; the others next to edges.
     """
 
-    workers: Workers = by(all_cores, cuda=by(multiprocessors, full=all_and_fewer))
+    workers: Workers = by(
+        all_cores,
+        # As if a collective held some multiprocessors.
+        cuda=by(multiprocessors, full=lambda gpu: (*multiprocessors(gpu), max(1, multiprocessors(gpu)[0] - 16))),
+    )
     implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_and_triton))
     dtype: Dtypes = by(("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16")))
     tile: tuple[Tile, ...] = by(
@@ -145,10 +133,7 @@ def sweep(axes: TileWaveAxes) -> Iterator[Case]:
 
 
 def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
-    """Sizes at the offsets from each edge, from the first tile to the last of the last wave.
-
-    One tile more in this dimension is `across` tiles more in all.
-    """
+    """Sizes at the offsets from each edge, first tile to last of the last wave; one tile more is `across` in all."""
     last = waves * workers // across
     if last <= EVERY_TILE_COUNT:
         counts = set(range(1, last + 1))
@@ -159,10 +144,7 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 
 
 def _sizes_inside(steps: Sequence[int], edges: Sequence[int], count: int, multiple: int) -> Iterator[int]:
-    """Spread `count` sizes evenly within each step, except sizes with one of the edges near.
-
-    Each is a multiple of a power of two, so that no step has a kernel of its own for rows without alignment.
-    """
+    """Spread `count` sizes within each step, away from edges, each a multiple of a power of two for alignment."""
     for begin, end in itertools.pairwise(steps):
         gap = (end - begin) / (count + 1)
         unit = max(multiple, 1 << max(0, min(TMA_STEP, int(gap)).bit_length() - 1))
@@ -179,11 +161,6 @@ def settings_of(rows: Rows[MatmulParameters]) -> list[Rows[MatmulParameters]]:
     return [Rows(group) for group in similar.values()]
 
 
-def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
-    """The sweeps along both directions; a corner belongs to both."""
-    return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
-
-
 @dataclass(frozen=True)
 class MeasuredCliff(BaselinePair):
     """A step over an edge of tiles."""
@@ -198,7 +175,6 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def opens(self) -> str:
-        """Return "a wave" if the tiles before the edge fill their last wave, else "a tile"."""
         return "a wave" if fills_wave(self.row, self.row.p.m, self.row.p.n) else "a tile"
 
     @property
@@ -209,7 +185,6 @@ class MeasuredCliff(BaselinePair):
 
 
 def _cost(slower: Ratio) -> Quantity:
-    """Return the extra time of the slower one, as a share of the faster."""
     return Quantity(slower.value - 1, "+%", slower.low - 1, slower.high - 1, slower.processes)
 
 
@@ -262,7 +237,8 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
     sweeps: list[Sweep] = []
     parts: list[Remark | Figure | None] = []
     for setting in settings_of(rows):
-        own, law = sweeps_of(setting), fit(setting)
+        own = [*sweeps_along("m", setting, FEWEST_SIZES), *sweeps_along("n", setting, FEWEST_SIZES)]
+        law = fit(setting)
         sweeps += own
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
         # The library's staircase first: it is what users run.
@@ -306,7 +282,6 @@ def _library_rows(sweep: Sweep) -> list[Row[MatmulParameters]]:
 
 
 def _shape_at(sweep: Sweep, size: int) -> tuple[int, int]:
-    """M and N where the sweep has this size."""
     return (sweep.base.p.m, size) if sweep.along == "n" else (size, sweep.base.p.n)
 
 
@@ -443,7 +418,6 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
 
 
 def _headline(sweep: Sweep) -> str:
-    """Return the cost of the first wave; where noise hides it, the subject of the picture."""
     first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
     if first is None or first.gain.value >= 1 or not first.cost.excludes(0.0):
         return "Tile and wave quantization"
@@ -453,7 +427,6 @@ def _headline(sweep: Sweep) -> str:
 def _panel(
     sweep: Sweep, judged: JudgedLaw | None, sizes: NDArray[np.int64], value: str, library: Sequence[Series] = ()
 ) -> Panel:
-    """Time or rate of a sweep with its law at these sizes, and the library's."""
     row, width, largest = sweep.base, getattr(sweep.base.p.tile, sweep.along), int(sizes[-1])
     drawn = [series("measured", sweep.rows.values(), sweep.along, "throughput" if value == "rate" else value)]
     if judged is not None:
@@ -475,7 +448,6 @@ def _panel(
 
 
 def _libraries(sweep: Sweep, y_label: str) -> list[Series]:
-    """The library's times or rates at the sizes of a sweep; on a GPU its law as well."""
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if not library:
         return []

@@ -1,7 +1,4 @@
-"""How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
-
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/alpha_beta.py).
-"""
+"""How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
 NAMES = dict(zip(WAYS, ("memcpy", "torch copy_", "page cache", "O_DIRECT", "host to GPU", "GPU to host"), strict=True))
 MEMORY = ("pinned", "pageable")
-
-# The folder that results go to.
-RESULTS = "results"
-
+RESULTS = "results"  # the folder that results go to
 TRADES_BANDWIDTH = Claim("offloading to NVMe trades bandwidth for memory", TRANSFORMERS, low=WORTH)
 # "Much faster" has no number there; from one and a half times on nobody would call it less.
 PINNED_IS_FASTER = Claim("pinned memory typically leads to much faster transfers", TRANSFORMERS, low=1.5)
@@ -104,8 +98,7 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
             places = itertools.product(every_size(axes.disk_size), folders)
             requested = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
         else:
-            memory = axes.memory if way in OVER_BUS else ("pageable",)
-            ends = itertools.product(every_size(axes.size), memory)
+            ends = itertools.product(every_size(axes.size), axes.memory if way in OVER_BUS else ("pageable",))
             requested = [TransferParameters(size, pinned=kind == "pinned") for size, kind in ends]
         yield from (Case("transfer", parameters, way) for parameters in requested)
 
@@ -244,17 +237,14 @@ def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
     sizes = sorted({row.p.size_bytes for curve in fitted for row in curve.rows})
     ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
-    drawn = tuple(each for curve in fitted for each in _series(curve))
-    panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
+    drawn: list[Series] = []
+    for curve in fitted:
+        ends = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
+        drawn.append(series(curve.name, curve.rows, "size_bytes", rate))
+        drawn.append(law_over_sizes(f"law of {curve.name}", curve.law, *ends, LAW_POINTS))
+    panel = Panel("Transfers", "size", "rate", tuple(drawn), x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return figure("transfer", "Rate of transfers by size", caption, [panel] if drawn else ())
-
-
-def _series(curve: TransferCurve) -> Iterator[Series]:
-    yield series(curve.name, curve.rows, "size_bytes", rate)
-    if curve.law:
-        sizes = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
-        yield law_over_sizes(f"law of {curve.name}", curve.law, *sizes, LAW_POINTS)
 
 
 PROBE = Probe(

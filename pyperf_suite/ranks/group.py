@@ -29,19 +29,12 @@ EXCHANGES = 50
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 JOIN_S = 60.0
-
-# Others learn at the latest this long after rank 0 what it found at its own deadline.
-LATER_S = 1.0
-
-# One wait of the store; waits without a deadline repeat it.
-LONGEST_WAIT_S = 600.0
+LATER_S = 1.0  # others learn at the latest this long after rank 0 what it found at its own deadline
+LONGEST_WAIT_S = 600.0  # one wait of the store; waits without a deadline repeat it
 
 
 class RanksMissing(Exception):
-    """Some ranks did not answer in time; the message names them. The group is of no use any more.
-
-    `case` is the number of the one whose turn it was.
-    """
+    """Some ranks did not answer in time, in the turn of `case`; the message names them, and the group is over."""
 
     case = 0
 
@@ -88,7 +81,9 @@ class Group:
                 self._wait(keys, doing, deadline_s)
                 answers = [json.loads(answer) for answer in self.store.multi_get(keys)]
                 self.store.set(everyone, json.dumps(answers))
-                self._forget_all_before([*keys, everyone])
+                for key in self._stale:
+                    self.store.delete_key(key)
+                self._stale = [*keys, everyone]
             else:
                 self._wait([everyone], doing, None if deadline_s is None else deadline_s + LATER_S)
                 answers = json.loads(self.store.get(everyone))
@@ -102,10 +97,7 @@ class Group:
         return [answer for _, answer in answers]
 
     def to_first(self, doing: str, value: Any, deadline_s: float) -> list[Any]:
-        """Every rank's JSON value in order of rank on rank 0; the others go on at once with an empty list.
-
-        Raises RanksMissing where some do not answer within the deadline.
-        """
+        """Every rank's JSON value in order on rank 0; the others go on at once. Raises RanksMissing."""
         step = self._next()
         if self.count == 1:
             return [json.loads(json.dumps(value))]
@@ -142,10 +134,7 @@ class Group:
             yield
 
     def broken(self, doing: str, error: Exception) -> RanksMissing:
-        """Return the error to raise where `error` ended this rank's part of a step that others are in too.
-
-        It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
-        """
+        """Return the error for a step that `error` ended here: it names who is gone, else this rank."""
         memory = out_of_memory(error)
         said = memory or (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)
@@ -199,12 +188,6 @@ class Group:
             # From here on this thread reports, and the watchdog only shows that this rank lives.
             self.watchdog.hand_over()
             raise RanksMissing(self.watchdog.who_is_missing(doing, deadline_s or 0.0))
-
-    def _forget_all_before(self, keys: list[str]) -> None:
-        """Delete the keys of earlier steps: every rank has come to this one, so all have read them."""
-        for key in self._stale:
-            self.store.delete_key(key)
-        self._stale = keys
 
 
 def connect(environment: RankEnvironment, deadline_s: float) -> Any:

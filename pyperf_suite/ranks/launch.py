@@ -77,11 +77,7 @@ ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
 
 
 def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment:
-    """This process's place. Raises UserError where a launcher's variables contradict each other or are incomplete.
-
-    A shell may hold what a launcher set: a batch script or an interactive shell of SLURM is no step of several tasks,
-    and what torchrun left to a shell has no torchrun above it.
-    """
+    """This process's place by a launcher's variables, but those left to a shell. Raises UserError."""
     if "RANK" in environ or "TORCHELASTIC_RUN_ID" in environ:
         if "TORCHELASTIC_RUN_ID" in environ and _is_left_over():
             return ALONE
@@ -152,14 +148,16 @@ def _step_tasks(environ: Mapping[str, str]) -> int:
 
 def _of_torchrun(environ: Mapping[str, str]) -> RankEnvironment:
     rank, count = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    on_node = _number(environ, "LOCAL_WORLD_SIZE", 0)
+    on_node, address = _number(environ, "LOCAL_WORLD_SIZE", 0), environ.get("MASTER_ADDR", "")
+    if not address:
+        raise UserError("The launcher did not set MASTER_ADDR: start the ranks with torchrun.")
     is_hosted = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return RankEnvironment(
         rank=rank,
         count=count,
         local_rank=_number(environ, "LOCAL_RANK", rank),
         nodes=_number(environ, "GROUP_WORLD_SIZE", -(-count // (on_node or max(1, count)))),
-        address=_text(environ, "MASTER_ADDR"),
+        address=address,
         port=_number(environ, "MASTER_PORT"),
         launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ or is_hosted else "variables",
         agent_store=is_hosted,
@@ -203,13 +201,6 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         ) from None
 
 
-def _text(environ: Mapping[str, str], name: str) -> str:
-    text = environ.get(name, "")
-    if not text:
-        raise UserError(f"The launcher did not set {name}: start the ranks with torchrun.")
-    return text
-
-
 def main() -> None:
     """Serve as the launcher of COUNT ranks of MODULE on this machine, and end with 1 where one of them failed."""
     from pyperf_suite.process.serving import PARENT_VARIABLE, end_with_parent
@@ -250,7 +241,6 @@ def _fork(rank: int, count: int, port: int, listener: socket.socket, module: str
 
 
 def _host(port: int, descriptor: int) -> object:
-    """Host the ranks' store, so that it outlives each of them; None without torch, of which the ranks tell."""
     try:
         distributed: Any = importlib.import_module("torch.distributed")
     except ImportError:
@@ -260,10 +250,7 @@ def _host(port: int, descriptor: int) -> object:
 
 
 def _wait_for(ranks: Mapping[int, int]) -> bool:
-    """Wait until all ranks have ended, by process number, and return True where one failed.
-
-    The others then get SIGTERM, for they may still name it, and SIGKILL if they do not end or are stopped.
-    """
+    """Wait for all ranks by process number; True where one failed, after which the others are ended."""
     running, failed, kill_at_s = dict(ranks), False, math.inf
     while running:
         received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, LOOK_S if failed else NEXT_LOOK_S)
@@ -273,7 +260,9 @@ def _wait_for(ranks: Mapping[int, int]) -> bool:
                 rank = running.pop(pid)
                 if status:
                     failed = True
-                    print(f"Rank {rank} ended: {_how(status)}.", file=sys.stderr, flush=True)
+                    code = os.waitstatus_to_exitcode(status)
+                    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                    print(f"Rank {rank} ended: {how}.", file=sys.stderr, flush=True)
         if received is not None and received.si_signo == signal.SIGTERM:
             failed = True
         if failed and kill_at_s == math.inf:
@@ -284,11 +273,6 @@ def _wait_for(ranks: Mapping[int, int]) -> bool:
             if time.monotonic() >= kill_at_s or system.state_of(pid) in "Tt":
                 os.kill(pid, signal.SIGKILL)
     return failed
-
-
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 if __name__ == "__main__":

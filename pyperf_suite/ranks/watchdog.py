@@ -28,8 +28,7 @@ from pyperf_suite.process import system
 from pyperf_suite.ranks.launch import RankEnvironment, launcher_process, rank_environment
 
 _LOOK_S = 0.25
-# After SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower.
-_SLOW_S = 3.0
+_SLOW_S = 3.0  # after SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower
 
 # Held by the thread that says why this process ends, and ends it: before and after the group has formed there is one.
 _ending = threading.Lock()
@@ -70,10 +69,7 @@ class Starting:
         self._thread.join()
 
     def absent(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return the ranks, of these on this node, that do not run: died, stopped, left, or silent from the first.
-
-        A silent one may only be slow.
-        """
+        """Return those of these ranks on this node that do not run: died, stopped, left, or (maybe slow) silent."""
         fates = {rank: self._fate(rank) or "silent" for rank in set(ranks) & set(self._on_node())}
         return {rank: fate for rank, fate in sorted(fates.items()) if fate != "alive"}
 
@@ -87,7 +83,6 @@ class Starting:
         return self.message() or sentence
 
     def _fate(self, rank: int) -> str:
-        """Return a rank's fate: alive, died, left or stopped; empty if it left no word, as on other nodes."""
         word = self._read(str(rank)).split()
         if word == [_LEFT]:
             return "left"
@@ -144,14 +139,11 @@ class Starting:
             first = here.rank - here.local_rank
             ranks = set(range(first, first + here.on_node))
         else:
-            ranks = set(self._heard_of())
+            ranks = set()
+            with contextlib.suppress(OSError):
+                files = self._folder.iterdir() if self._folder is not None else ()
+                ranks = {int(path.name) for path in files if path.name.isdecimal()}
         return sorted(ranks - {here.rank})
-
-    def _heard_of(self) -> list[int]:
-        with contextlib.suppress(OSError):
-            if self._folder is not None:
-                return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
-        return []
 
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
@@ -246,11 +238,8 @@ def _folder_of_launch(environment: RankEnvironment) -> Path | None:
 BEAT_S = 0.25
 # Heartbeats read this far apart show who lives; long enough for a thread that gets a quarter of a busy core.
 LISTEN_S = 1.0
-# After the sentence is known, so that slower ranks still hear this one live and read the sentence too.
-GRACE_S = 1.0
-
-# A thread that beats so late was stopped, or had no CPU.
-STANDS_STILL_S = 3.0
+GRACE_S = 1.0  # after the sentence is known, so that slower ranks still hear this one live and read the sentence too
+STANDS_STILL_S = 3.0  # a thread that beats so late was stopped, or had no CPU
 
 # Without a word from rank 0 for so long, nothing more will come; a starved rank is heard from sooner.
 FIRST_SILENT_S = 20.0
@@ -264,7 +253,8 @@ class Watchdog:
     """Heartbeats, the abort key and the deadline of what the main thread is in. Start it once a process.
 
     `store` is a client of its own: the main thread's may be blocked in a wait. `starting` knows of ranks of this node
-    that have not joined.
+    that have not joined. The process's end is told each of `before_end` first of all, which aborts what hangs, so that
+    devices are left clean.
     """
 
     def __init__(self, store: Any, rank: int, count: int, starting: Starting | None = None) -> None:
@@ -275,7 +265,7 @@ class Watchdog:
         self._doing = "starting"
         self._deadline: tuple[float, float] | None = None  # when, and how long it was
         self._last_words: list[Callable[[str], None]] = []
-        self._before_end: list[Callable[[str], None]] = []
+        self.before_end: list[Callable[[str], None]] = []
         self._stopped = threading.Event()
         self._handed_over = False
         self._first_heard = ("", time.monotonic())
@@ -307,10 +297,6 @@ class Watchdog:
         """Call `last_words(sentence)` before the process is ended, to keep what was measured and say why."""
         self._last_words.append(last_words)
 
-    def before_end(self, release: Callable[[str], None]) -> None:
-        """Call `release(sentence)` first of all: aborts what hangs, so that devices are left clean."""
-        self._before_end.append(release)
-
     def enter(self, step: int, doing: str, deadline_s: float | None) -> None:
         """The main thread is in step number `step`, which must be over within `deadline_s`."""
         self._step, self._doing = step, doing
@@ -321,10 +307,7 @@ class Watchdog:
         self._deadline = None
 
     def who_is_missing(self, doing: str, waited_s: float, otherwise: str = "") -> str:
-        """One sentence that names the ranks that do not answer, the same on all ranks: the first to know says it.
-
-        `otherwise` is what to say where all are heard.
-        """
+        """One sentence on the ranks that do not answer, the same on all ranks; `otherwise` where all are heard."""
         named = self._said()
         if named:
             return named
@@ -366,7 +349,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
-            terminated = self._sleep_until_sigterm(BEAT_S)
+            assert self._signals is not None
+            ready, _, _ = select.select([self._signals[0]], [], [], BEAT_S)
+            terminated = bool(ready) and signal.SIGTERM in os.read(self._signals[0], 64)
             try:
                 self._beat()
                 sentence = "" if self._handed_over else self._trouble(terminated)
@@ -384,26 +369,18 @@ class Watchdog:
         deadline = self._deadline
         if deadline is not None and time.monotonic() > deadline[0]:
             return self.who_is_missing(self._doing, deadline[1])
-        if self._rank != 0 and self._first_is_silent():
-            return self.who_is_missing(self._doing, FIRST_SILENT_S)
-        return ""
-
-    def _first_is_silent(self) -> bool:
+        if self._rank == 0:
+            return ""
         heard, since = self._store.get("alive/0").decode() if self._store.check(["alive/0"]) else "", time.monotonic()
         if heard != self._first_heard[0]:
             self._first_heard = (heard, since)
-        return since - self._first_heard[1] > FIRST_SILENT_S
-
-    def _sleep_until_sigterm(self, seconds: float) -> bool:
-        """Sleep; True at once where SIGTERM arrives meanwhile."""
-        assert self._signals is not None
-        ready, _, _ = select.select([self._signals[0]], [], [], seconds)
-        return bool(ready) and signal.SIGTERM in os.read(self._signals[0], 64)
+        is_silent = since - self._first_heard[1] > FIRST_SILENT_S
+        return self.who_is_missing(self._doing, FIRST_SILENT_S) if is_silent else ""
 
     def _finish(self, sentence: str) -> None:
         if not _ending.acquire(blocking=False):
             return
-        for release in self._before_end:
+        for release in self.before_end:
             with contextlib.suppress(Exception):
                 release(sentence)
         say(self._rank, sentence)

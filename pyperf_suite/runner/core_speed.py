@@ -1,8 +1,4 @@
-"""Memory of how fast a machine's cores are at their best, below the user's cache folder.
-
-A run that lies in a slow stretch of its machine from beginning to end cannot tell by itself. Machines that share a home
-have a file each, by name and kind.
-"""
+"""Memory of how fast a machine's cores are at their best, below the user's cache folder, by machine and kind."""
 
 from __future__ import annotations
 
@@ -58,7 +54,6 @@ def _path(slug: str) -> Path | None:
 
 
 def _runs(slug: str) -> list[dict[str, Any]]:
-    """Runs as they were remembered; none of a file that is absent or damaged."""
     path = _path(slug)
     try:
         runs = json.loads(files.read_text(path, MAX_BYTES))["runs"] if path else []

@@ -47,11 +47,8 @@ from pyperf_suite.workloads.workload import (
     together,
 )
 
-# In the place of a block's iterations: the case is left until its next turn.
-END_OF_TURN = "end of turn"
-
-# Samples of up to this number of ranks are kept one by one; of more, each rank's quantiles.
-RANKS_KEPT_WHOLE = 16
+END_OF_TURN = "end of turn"  # in the place of a block's iterations: the case is left until its next turn
+RANKS_KEPT_WHOLE = 16  # samples of up to this number of ranks are kept one by one; of more, each rank's quantiles
 
 Answer = TypeVar("Answer")
 
@@ -191,10 +188,7 @@ def measure_ranked(
     place: ExecutionContext,
     clock: Callable[[], float] = time.monotonic,
 ) -> Turns[dict[str, Any]]:
-    """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
-
-    Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
-    """
+    """This rank's part of one case; rank 0 returns its record's measured part. Raises RanksMissing past a deadline."""
     group = place.ranks
     transfers, trouble = _prepare(workload, case, place)
     try:
@@ -215,7 +209,7 @@ def measure_ranked(
                 except StopIteration as end:
                     answer: dict[str, Any] = end.value
                     return answer
-                lead.end_turn()
+                lead._group.from_first("next block", END_OF_TURN, lead._deadline_s)
                 others_ran = yield
         except RanksMissing:
             raise
@@ -229,7 +223,6 @@ def measure_ranked(
 def _prepare(
     workload: Workload[Any], case: Case, place: ExecutionContext
 ) -> tuple[Transfers | None, tuple[str, str] | None]:
-    """The case made ready on this rank, or (outcome, reason)."""
     requested, there = workload.ranks(case.parameters), place.ranks.count
     if requested != there:
         return None, ("unsupported", f"{requested} ranks were requested, but this group has {there}.")
@@ -291,7 +284,6 @@ class _Rank:
         self._offset = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
     def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
-        """How far off its clock may be, machine, CPU time, GPU and longest standstill of every rank."""
         still_s = self.group.watchdog.stood_still_s()
         seen = [self._offset.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu, still_s]
         return list(self.group.gather("compare telemetry", seen, self.deadline_s))
@@ -375,15 +367,15 @@ class _Lead(Prepared, Checks):
         """All ranks have looked, in the same step as they timed the part: it is told when all are out of the blocks."""
         self._is_armed, self.checked = False, self.checked + 1
 
-    def end_turn(self) -> None:
-        """Let the other ranks leave this case until its next turn."""
-        self._group.from_first("next block", END_OF_TURN, self._deadline_s)
-
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""
         self._group.from_first("next block", None, self._deadline_s)
         times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
-        result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        arrived = np.array([each.arrived_ns for each in _busy(times)])
+        done = np.array([each.done_ns for each in _busy(times)])
+        # By one clock, transfer after the last arrived and the skew of arrivals.
+        waits = {"transfer": done.max(axis=0) - arrived.max(axis=0), "skew": arrived.max(axis=0) - arrived.min(axis=0)}
+        result["metrics"] |= {name: dataclasses.asdict(_metric(each * 1e-9)) for name, each in waits.items()}
         seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
         uncertain_ns, machines, cpu_s, gpus, still_s = zip(*seen, strict=True)
         result["sampling"] |= _seen_by(times) | {
@@ -405,7 +397,6 @@ class _Lead(Prepared, Checks):
         self.before_timing()
 
     def report(self) -> dict[str, Any]:
-        """How many iterations were looked at while they were timed, or why none could be."""
         return super().report() if self.checked else {"unchecked": self.unchecked} if self.unchecked else {}
 
     def run(self, iterations: int, is_counted: bool = True) -> NDArray[np.float64]:
@@ -457,16 +448,6 @@ def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
     return [each for each in times if each.seconds.size]
 
 
-def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
-    """By one clock, transfer after the last arrived and the skew of arrivals."""
-    arrived = np.array([each.arrived_ns for each in _busy(times)])
-    done = np.array([each.done_ns for each in _busy(times)])
-    return {
-        "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
-        "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
-    }
-
-
 def _metric(seconds: NDArray[np.float64]) -> Metric:
     median, q20, q80 = median_and_quantiles(seconds)
     interval = median_interval(seconds, 0.95)
@@ -474,7 +455,6 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 
 
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
-    """Return each rank's own times; null for a rank that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
 
     def quantiles(share: float) -> list[float | None]:

@@ -88,10 +88,7 @@ class Plan:
         return tuple(sorted({planned.probe for planned in self.cases}))
 
     def validate(self, refused: Container[str] = ()) -> None:
-        """Raise UserError for a case that can never be measured, or not in this machine's memory.
-
-        Cases `refused`, by their ids, are not looked at.
-        """
+        """Raise UserError for a case, unless `refused` by id, that can never be measured, or not in this memory."""
         on_gpu = self.device.kind == "cuda"
         available = gpus()[self.device.index].memory_bytes if on_gpu else memory.available_bytes()
         for case in (planned.case for planned in self.cases if planned.case.case_id not in refused):
@@ -112,10 +109,7 @@ class Plan:
 
 
 def in_random_order(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCase, ...]:
-    """Shuffle the cases by the seed, so that drift of the machine does not line up with any axis of a sweep.
-
-    Cases that several ranks compute come last: one process and a group need not live at the same time.
-    """
+    """Shuffle the cases by the seed, against drift along a sweep; those of several ranks come last."""
     shuffled = list(cases)
     random.Random(seed).shuffle(shuffled)
     return tuple(sorted(shuffled, key=lambda planned: ranks_of(planned) > 0))
@@ -135,19 +129,15 @@ def most_informative_first(cases: Sequence[PlannedCase], seed: int) -> tuple[Pla
     drawn = in_random_order(cases, seed)
     problems: dict[tuple[object, ...], dict[tuple[float, ...], list[PlannedCase]]] = {}
     for planned in drawn:
-        kind, sizes = _problem(planned)
-        problems.setdefault(kind, {}).setdefault(sizes, []).append(planned)
+        values = vars(planned.case.parameters)
+        # Tiles, schedules and implementations are ways to solve a problem.
+        words = ((name, value) for name, value in values.items() if isinstance(value, str | bool))
+        kind = (planned.probe, planned.case.operator, planned.case.mode, *words)
+        numbers = (value for value in values.values() if isinstance(value, int) and not isinstance(value, bool))
+        problems.setdefault(kind, {}).setdefault(tuple(map(float, numbers)), []).append(planned)
     queues = [_coarse_to_fine(_bundles(by_size)) for by_size in problems.values()]
     in_turn = (bundle for bundles in itertools.zip_longest(*queues, fillvalue=()) for bundle in bundles)
     return tuple(planned for bundle in in_turn for planned in bundle)
-
-
-def _problem(planned: PlannedCase) -> tuple[tuple[object, ...], tuple[float, ...]]:
-    """Return a case's kind of problem, and its sizes; tiles, schedules and implementations are ways to solve it."""
-    values = vars(planned.case.parameters)
-    kind = tuple((name, value) for name, value in values.items() if isinstance(value, str | bool))
-    sizes = tuple(float(value) for value in values.values() if isinstance(value, int) and not isinstance(value, bool))
-    return (planned.probe, planned.case.operator, planned.case.mode, *kind), sizes
 
 
 def _bundles(by_size: Mapping[tuple[float, ...], list[PlannedCase]]) -> list[list[PlannedCase]]:
@@ -177,22 +167,18 @@ def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]
     return ordered
 
 
-Trial = tuple[PlannedCase, int]
-"""A trial: a case and the number of the process that measures it."""
-
+Trial = tuple[PlannedCase, int]  # a trial: a case and the number of the process that measures it
 Progress = Callable[[int, int, str, Callable[[], float]], None]
 """Called with the trials done, all trials, what the last one gave, and what estimates the seconds still to go."""
 
-# How often a run without a terminal says how far it is.
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 10.0  # how often a run without a terminal says how far it is
 
 # A worker imports torch where a case needs it, on an H200 with CUDA in 7 to 8 s; torchrun starts a group of ranks, and
 # they find each other.
 START_S = {"cpu": 0.7, "cuda": 7.0}
 IMPORT_OF_TORCH_S = 2.0
 START_OF_A_GROUP_S = 4.0
-# Time after the last trial: the sentinel, in a process that is there, then pictures and files.
-END_S = 1.2
+END_S = 1.2  # time after the last trial: the sentinel, in a process that is there, then pictures and files
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
 
@@ -212,8 +198,7 @@ SHARE_OF_CAPS, USERS_SHARE_OF_CAPS = 0.9, 0.6
 # half of the time.
 BUSY_SLOWDOWN, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 
-# A workload's own check, and the model that it makes, however small.
-AROUND_A_WORKLOAD_S = 0.4
+AROUND_A_WORKLOAD_S = 0.4  # a workload's own check, and the model that it makes, however small
 
 # Seconds of computing that show how busy the cores are, and how often.
 LOOKED_FOR_S, LOOKS = 0.01, 5
@@ -236,12 +221,10 @@ class Outlook:
 
     @property
     def line(self) -> str:
-        """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, about 4 min`."""
         return f"{self.size}, about {in_words(self.run_s())}"
 
     @property
     def size(self) -> str:
-        """How much is ahead, but for the time."""
         plan = self._plan
         return (
             f"{len(plan.cases)} case{'s' if len(plan.cases) > 1 else ''} x "
@@ -263,7 +246,6 @@ class Outlook:
             bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
     def run_s(self) -> float:
-        """The seconds that the whole plan is expected to take, workers' starts included."""
         plan = self._plan
         trials_s = sum(
             self.trial_s(planned, process)
@@ -274,21 +256,17 @@ class Outlook:
         # Kernels of one file share their processes.
         operators = {planned.case.operator for planned in plan.cases}
         files = {operator.partition(":")[0]: find_workload(operator).library for operator in operators}
-        start_s = self._start_s + len(groups) * START_OF_A_GROUP_S
+        start_s = START_S[plan.device.kind] + len(groups) * START_OF_A_GROUP_S
+        if plan.device.kind != "cuda" and find_spec("torch"):
+            cases = (planned.case for planned in plan.cases)
+            ways = (find_workload(case.operator).implementation(case.implementation) for case in cases)
+            start_s += IMPORT_OF_TORCH_S * any(each.needs_torch for each in ways)
         start_s += sum(START_OF_A_FILE_S[each] for each in files.values())
         return trials_s + plan.processes * start_s * slowed() + self.closing_s
 
     @property
     def closing_s(self) -> float:
         return END_S * slowed()
-
-    @property
-    def _start_s(self) -> float:
-        start_s, cases = START_S[self._plan.device.kind], [planned.case for planned in self._plan.cases]
-        if self._plan.device.kind == "cuda" or not find_spec("torch"):
-            return start_s
-        ways = (find_workload(case.operator).implementation(case.implementation) for case in cases)
-        return start_s + IMPORT_OF_TORCH_S * any(each.needs_torch for each in ways)
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
@@ -356,10 +334,7 @@ class ProgressLines:
 
 @functools.cache
 def slowed() -> float:
-    """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile.
-
-    Between what a moment shows, and by how many have wanted each core in the last minute, in the middle by logarithms.
-    """
+    """How long a thread computes for a second: geometric mean of what a moment shows and the last minute's load."""
 
     def look() -> float:
         began_s, computed_s = time.perf_counter(), time.thread_time()

@@ -23,10 +23,7 @@ VISIT_SHARE_OF_CAP = 0.3
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of one trial of a case for warm-up and samples.
-
-    The trial is one of `processes`, which share the case's checks.
-    """
+    """Limits of one trial of a case for warm-up and samples; its `processes` share the case's checks."""
 
     warm_up: SteadyRule
     stop: StopRule
@@ -43,7 +40,6 @@ class Effort:
         return replace(self, stop=stop).for_median()
 
     def per_visit(self) -> Effort:
-        """The same for one of two visits."""
         warm_up, stop = self.warm_up, self.stop
         return replace(
             self,
@@ -100,10 +96,7 @@ def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
 QUICK = Profile(
     "quick",
     processes=1,
-    effort=Effort(
-        SteadyRule(min_time_s=0.02, time_cap_s=0.04),
-        _undisturbed(relative_half_width=0.08, time_cap_s=0.2),
-    ),
+    effort=Effort(SteadyRule(min_time_s=0.02, time_cap_s=0.04), _undisturbed(relative_half_width=0.08, time_cap_s=0.2)),
     purpose="a first look",
 )
 STANDARD = Profile(

@@ -44,7 +44,6 @@ class RunFolder:
         return self.path / RECORDS
 
     def records(self) -> list[Record]:
-        """All records so far; none where the run was ended before its first."""
         return read_journal(self.records_path) if self.records_path.exists() else []
 
 
@@ -70,10 +69,7 @@ def new_stamp(folder: Path, now: datetime.datetime) -> str:
 
 
 def run_files(results: Path, names: Sequence[str]) -> list[Path]:
-    """The files of these names in the folders of runs, the oldest run first; also one deeper, as CI unpacks artifacts.
-
-    Names of one's own have no time, and come last.
-    """
+    """The files of these names in runs' folders, oldest run first, own names last; also one deeper, as CI unpacks."""
     found = []
     for folder in results.glob("*/*"):
         here = [path for name in names for path in folder.glob(name)]
@@ -82,10 +78,7 @@ def run_files(results: Path, names: Sequence[str]) -> list[Path]:
 
 
 def create_run(results: Path, identity: Identity, plan: Plan, name: str | None = None) -> RunFolder:
-    """Make a new run's folder and manifest, of that name or of one that says when.
-
-    Raises UserError where the results folder cannot be written, or a name is no folder's.
-    """
+    """Make a new run's folder and manifest, of that name or by the time. Raises UserError where that cannot be."""
     if name is not None and (Path(name).name != name or name == ".." or not name.isprintable()):
         raise UserError(f"{name!r} cannot name a run: give a plain name, without slashes.")
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -139,10 +132,7 @@ def read_run(path: Path) -> RunFolder:
 
 
 def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "latest") -> RunFolder:
-    """The run to resume: the newest of the same plan on this machine, or the one named `wanted`.
-
-    Raises UserError where there is none, or where the named run measured something else.
-    """
+    """The run to resume: the newest of the same plan here, or the one named `wanted`. Raises UserError for none."""
     folder = results / identity.slug
     if wanted != "latest":
         run = read_run(folder / wanted)

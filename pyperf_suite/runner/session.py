@@ -1,7 +1,4 @@
-"""One run from first to last case: workers, the journal, resume, the sentinel.
-
-Front ends ask for one planned case after the other and get its records; they never touch a device.
-"""
+"""One run from first to last case: workers, the journal, resume, the sentinel. Front ends never touch a device."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.hardware.devices import gpus
 from pyperf_suite.hardware.machine import identity as identify
 from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
@@ -51,8 +48,7 @@ SENTINEL_EFFORT = Effort(
     SteadyRule(time_cap_s=0.1), StopRule(relative_half_width=0.01, time_cap_s=0.15, quantile=UNDISTURBED)
 )
 
-# Cases that a sentence names.
-MOST_NAMED = 3
+MOST_NAMED = 3  # cases that a sentence names
 # Time that a run with a budget keeps for its end: the last sentinel in a fresh process, the findings and pictures.
 CLOSING_S = 10.0
 
@@ -62,12 +58,8 @@ GROUP_S, GROUP_CASES = 15.0, 64
 
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
 GPU_CACHE_BYTES = 128 * 2**20
-
-# Part of a case's time that is left after the first of two visits.
-VISIT_SHARE = 0.5
-
-# Copies of a case's operands, at least: those that are launched on, and a reference in float64.
-COPIES = 3
+VISIT_SHARE = 0.5  # part of a case's time that is left after the first of two visits
+COPIES = 3  # copies of a case's operands, at least: those that are launched on, and a reference in float64
 
 
 def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | None:
@@ -79,13 +71,6 @@ def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | No
     return planned.probe, workload.ranks(case.parameters), tuple(sorted(workload.environment(case.parameters).items()))
 
 
-def memory_for_turns(device: Device) -> tuple[int, int]:
-    """Bytes that a case's operands take at least, so that caches are cold, and those that all of a group may take."""
-    if device.kind == "cuda":
-        return CACHE_TURNOVER * GPU_CACHE_BYTES, int(MEMORY_SHARE * gpus()[device.index].memory_bytes)
-    return CACHE_TURNOVER * cpu.detect().l2_total_bytes, int(MEMORY_SHARE * memory.available_bytes())
-
-
 @dataclass
 class Session:
     """A run in progress: `open` it, measure its trials, `finish` or `close` it."""
@@ -95,8 +80,7 @@ class Session:
     # The workers that measure; the first process of the last one, which has done nothing yet, measures the last
     # sentinel.
     workers: Sequence[Workers]
-    # Seconds from `open` on that the run may take, its end included.
-    budget_s: float = math.inf
+    budget_s: float = math.inf  # seconds from `open` on that the run may take, its end included
     # Trials that the budget left out.
     left_out: set[Trial] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
@@ -116,16 +100,18 @@ class Session:
         self._last_trials: dict[tuple[str, str], int] = {}
         # Index of the next case in the plan.
         self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
-        self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
+        if self.plan.device.kind == "cuda":
+            cache_bytes, there_bytes = GPU_CACHE_BYTES, gpus()[self.plan.device.index].memory_bytes
+        else:
+            cache_bytes, there_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
+        # Bytes of a case's operands at least, so that caches are cold, and what all of a group may take.
+        self._cold_bytes, self._room_bytes = CACHE_TURNOVER * cache_bytes, int(MEMORY_SHARE * there_bytes)
         # By trial, the place of its record; and the trials of which that is a first visit.
         self._finished: dict[tuple[str, str, int], int] = {}
         self._due: set[tuple[str, str, int]] = set()
 
     def open(self) -> Session:
-        """Open the journal, read what it holds, and measure the sentinel.
-
-        Raises UserError where the journal cannot be read or written.
-        """
+        """Open the journal, read it and measure the sentinel. Raises UserError where it cannot go on as it began."""
         self._began_s = self.clock()
         for workers in self.workers:
             workers.best_loop_s = remembered(str(self._identity["slug"]))
@@ -135,23 +121,19 @@ class Session:
         state = as_plain(self._state)
         placed = placed_records(self.folder.records_path)
         kept = [each for each in placed if not each[1].is_first_visit or each[1].state == state]
-        self._require_one_audit(record for _, record in kept)
+        audits = os.environ.get(AUDIT_VARIABLE) == "1"
+        if any(record.verification.get("audited", audits) is not audits for _, record in kept):
+            before, now = ("without", "with") if audits else ("with", "without")
+            raise UserError(
+                f"{self.folder.run_id} was measured {before} --audit and is to go on {now} it: resume it {before} it, "
+                "or begin a run of its own."
+            )
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
         # Its first process has done nothing yet, and goes on with the cases.
         self._measure_sentinel(self._workers)
         return self
-
-    def _require_one_audit(self, records: Iterable[Record]) -> None:
-        """Raise UserError where kept records of users' kernels were checked otherwise than the rest will be."""
-        audits = os.environ.get(AUDIT_VARIABLE) == "1"
-        if any(record.verification.get("audited", audits) is not audits for record in records):
-            before, now = ("without", "with") if audits else ("with", "without")
-            raise UserError(
-                f"{self.folder.run_id} was measured {before} --audit and is to go on {now} it: resume it {before} it, "
-                "or begin a run of its own."
-            )
 
     def finish(self) -> None:
         try:
@@ -164,10 +146,7 @@ class Session:
         self._resources.close()
 
     def trials(self) -> list[Trial]:
-        """Every trial of the plan in its order: all cases in one process before any case in the next.
-
-        A run that is cut short then has every case once before it has any case twice.
-        """
+        """Every trial of the plan: all cases in one process before any case in the next."""
         return [
             (planned, process)
             for process in range(self.plan.profile.processes)
@@ -176,10 +155,7 @@ class Session:
         ]
 
     def within_budget(self, trials: Iterable[Trial]) -> Iterator[Trial]:
-        """The trials that are expected to end within the budget; the others are kept in `left_out`.
-
-        Trials that a resumed run already holds take no time.
-        """
+        """Yield trials expected to end within the budget, and those held; keep the others in `left_out`."""
         for trial in trials:
             spent_s = self.clock() - self._began_s
             if (
@@ -229,11 +205,7 @@ class Session:
                 show((visited + done) // (2 if visited else 1), len(trials), in_brief(record), left_s)
 
     def visit_first(self, trials: Sequence[Trial], show: Progress) -> int:
-        """Visit the cases of a profile of one process for the first of two times, and return how many trials that are.
-
-        Cases that have not converged, or whose cores were slow, are due for their second visit when all have had their
-        first: a machine's slow stretches seldom last for both.
-        """
+        """Visit cases of a one-process profile for the first of two times, and return how many trials that are."""
         if not self.plan.has_two_visits or len(trials) == 1:
             return 0
         for done, trial in enumerate(trials, 1):
@@ -247,7 +219,6 @@ class Session:
 
     @property
     def kept(self) -> str:
-        """Return a sentence about the trials that a resumed run already has; empty for a new run."""
         trials = self.trials()
         held = sum(self._is_held(*trial) for trial in trials)
         if not held:
@@ -257,7 +228,6 @@ class Session:
 
     @property
     def cut_short(self) -> str:
-        """Return a sentence about the trials that the budget left out, and how to go on; empty if it left out none."""
         if not self.left_out and self._due:
             return (
                 f"The budget of {self.budget_s:g} s left no time for the second visit of {len(self._due)} of "
@@ -277,19 +247,12 @@ class Session:
         )
 
     def measure(self, planned: PlannedCase) -> list[Record]:
-        """The case's record from each process of the profile that the budget allows.
-
-        What a resumed run already holds is not measured again. Raises UserError where a record cannot be written.
-        """
+        """The case's record from each process that the budget allows, kept ones too. Raises UserError."""
         trials = self.within_budget((planned, process) for process in self.processes(planned))
         return [self.measure_trial(*trial) for trial in trials]
 
     def measure_trial(self, planned: PlannedCase, process: int) -> Record:
-        """The case's record from one process; what a resumed run already holds is not measured again.
-
-        It is measured by turns with those that come after it in the plan, whose records are then there as well. Raises
-        UserError where a record cannot be written.
-        """
+        """The case's record from one process, measured with its group. Raises UserError if it cannot be written."""
         key = _key(planned, process)
         is_due = key in self._due
         if is_due:
@@ -303,10 +266,7 @@ class Session:
         return self.records[self._finished[key]]
 
     def _group_of(self, planned: PlannedCase, process: int) -> list[PlannedCase]:
-        """The case and those after it in the plan that take turns with it, as time and memory allow.
-
-        Of cases that are due for their second visit others that are.
-        """
+        """The case and those after it, of the same visit, that take turns with it as time and memory allow."""
         is_due = _key(planned, process) in self._due
         group, seconds, held_bytes = [planned], self.outlook.trial_s(planned, process), self._held_bytes(planned)
         kind = worker_kind(planned, self.plan.profile.effort)
@@ -328,16 +288,12 @@ class Session:
         return group
 
     def _held_bytes(self, planned: PlannedCase) -> int:
-        """Memory that a case takes from when it is ready until it is done, on all its ranks together."""
         workload, parameters = find_workload(planned.case.operator), planned.case.parameters
         copies_bytes = max(COPIES * workload.footprint_bytes(parameters), self._cold_bytes)
         return copies_bytes * max(1, workload.ranks(parameters))
 
     def _measure_group(self, group: Sequence[PlannedCase], process: int, visit: int = 0) -> None:
-        """Keep the records of the group as its cases are done; those that stay unanswered are left as they are.
-
-        `visit` is 1 or 2 of two visits, 0 for the only one.
-        """
+        """Keep the group's records as its cases are done; `visit` is 1 or 2 of two visits, 0 for the only one."""
         is_first, began_s = visit == 1, self.clock()
         cases = [planned.case for planned in group]
         takes_turns = worker_kind(group[0], self.plan.profile.effort) is not None
@@ -379,18 +335,6 @@ class Session:
         """The numbers of the processes that measure a case: one alone where its figures are read and not timed."""
         return range(1 if planned.is_exact else self.plan.profile.processes)
 
-    def _take_reference_clock(self, seen_hz: float) -> None:
-        """Write the clock to which a GPU's times are converted into the state of all records of the run.
-
-        A resumed run keeps the one that its records have.
-        """
-        gpu = self._state.get("gpu") or {}
-        maximum_mhz, taken_mhz = gpu.get("maximum_sm_clock_mhz"), gpu.get("reference_clock_mhz")
-        if maximum_mhz and not taken_mhz:
-            earlier = ((record.state.get("gpu") or {}).get("reference_clock_mhz") for record in self.records)
-            taken_mhz = next(filter(None, earlier), reference_clock_hz(1e6 * maximum_mhz, seen_hz) / 1e6)
-            self._state = self._state | {"gpu": gpu | {"reference_clock_mhz": taken_mhz}}
-
     def _measure_sentinel(self, workers: Workers) -> None:
         """Measure the fixed kernel by which the machine is known; a run that times nothing has no use for it."""
         if all(planned.is_exact for planned in self.plan.cases):
@@ -399,7 +343,14 @@ class Session:
         if workers is not self.workers[-1]:
             self.workers[-1].start(sentinel)  # next to the first one, to wait for the run's end
         answer = workers.measure(0, sentinel, SENTINEL_EFFORT)
-        self._take_reference_clock(answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0))
+        # The state of all records has the clock to which a GPU's times are converted; a resumed run keeps its own.
+        gpu = self._state.get("gpu") or {}
+        maximum_mhz, taken_mhz = gpu.get("maximum_sm_clock_mhz"), gpu.get("reference_clock_mhz")
+        if maximum_mhz and not taken_mhz:
+            seen_hz = answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0)
+            earlier = ((record.state.get("gpu") or {}).get("reference_clock_mhz") for record in self.records)
+            taken_mhz = next(filter(None, earlier), reference_clock_hz(1e6 * maximum_mhz, seen_hz) / 1e6)
+            self._state = self._state | {"gpu": gpu | {"reference_clock_mhz": taken_mhz}}
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
     def record(
@@ -411,10 +362,7 @@ class Session:
         seconds: float = 0.0,
         is_second: bool = False,
     ) -> Record:
-        """Keep an answer as the case's record from a process, in the journal too; of a second visit both together.
-
-        Raises UserError where it cannot be written.
-        """
+        """Keep an answer as the case's record, in the journal too; a second visit joins the first. Raises UserError."""
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.pop("witnesses", None)
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))

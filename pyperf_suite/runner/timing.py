@@ -1,7 +1,4 @@
-"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went.
-
-Whatever is launched, on one process or by a group of ranks, comes through `timed`.
-"""
+"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went."""
 
 from __future__ import annotations
 
@@ -71,7 +68,8 @@ def timed(
             device,
             checks,
             clock,
-            cores_of(case),
+            # Cores of its ranks or workers, 1 if its parameters do not say.
+            find_workload(case.operator).ranks(case.parameters) or workers_of(case.parameters) or 1,
             is_compute=bool((prepared.work or work).flop),
         )
         result |= details
@@ -110,7 +108,6 @@ Finish = Callable[[Measurement, dict[str, Any]], None]
 
 
 def _read(prepared: Prepared) -> dict[str, Any]:
-    """Exact figures: nothing is warmed up, sampled or verified."""
     return {
         "kind": "static",
         "outcome": "ok",
@@ -128,11 +125,6 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
         result["quality"]["process_cpu_s"] += prepared.cpu_elsewhere_s()
 
 
-def cores_of(case: Case) -> int:
-    """Number of cores that a case uses at once: those of its ranks or workers, 1 if its parameters do not say."""
-    return find_workload(case.operator).ranks(case.parameters) or workers_of(case.parameters) or 1
-
-
 def sampled(
     launch: Launch,
     stopwatch: Stopwatch,
@@ -144,10 +136,7 @@ def sampled(
     cores: int = 1,
     is_compute: bool = True,
 ) -> Turns[tuple[Measurement, dict[str, Any]]]:
-    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch.
-
-    The launch uses `cores` cores; `is_compute` says if it follows their speed.
-    """
+    """Warm up and sample on `cores` cores: metrics, how they were taken, the machine's part. Raises WrongLaunch."""
     on_gpu = device.kind == "cuda" and not isinstance(stopwatch, CpuStopwatch)
     settles = on_gpu and mode == "sustained"
     if mode == "sustained":
@@ -180,10 +169,6 @@ def sampled(
 
         disturbances = None if slices or on_gpu else Disturbances(*core_loop(cores))
 
-        def sampling_clock() -> float:
-            """Seconds without what lies between samples and is no share of their time."""
-            return clock() - getattr(watched, "unsampled_s", 0.0) - (slices.paused_s if slices else 0.0)
-
         # A sustained load has the clock that it makes itself: there the times are what is asked.
         clocks_hz = getattr(stopwatch, "clocks_hz", None) if mode != "sustained" else None
         steps = sampling(
@@ -192,7 +177,8 @@ def sampled(
             effort.stop,
             effort.warm_up,
             watch,
-            sampling_clock,
+            # Without what lies between samples and is no share of their time.
+            lambda: clock() - getattr(watched, "unsampled_s", 0.0) - (slices.paused_s if slices else 0.0),
             slices or disturbances,
             clocks_hz,
             load if settles else None,
@@ -217,7 +203,13 @@ def sampled(
         metrics |= {"sm_clock": dataclasses.asdict(observed_metric(Observed("Hz", read), digits=5))} if read else {}
     if watts is not None:
         metrics["power"] = dataclasses.asdict(observed_metric(Observed("W", [watts])))
-    how = _how_sampled(measurement, timer) | getattr(stopwatch, "sampling", {})
+    how = {
+        "stopwatch": timer.name,
+        "resolution_s": timer.resolution_s,
+        **{name: getattr(measurement, name) for name in SAMPLING_FIELDS},
+        "confidence": measurement.interval[2],
+        **getattr(stopwatch, "sampling", {}),
+    }
     if loads:
         how["load"] = loads[0].report() | ({"power_by": slices.joules.source} if slices else {})
     if timer is not watched:
@@ -237,12 +229,10 @@ def sampled(
     return measurement, {"metrics": metrics, "sampling": how, "quality": quality}
 
 
+# Logarithm of a computing launch's time over that of the loop's, where cores were never seen at their best. Launches
+# follow the loop with 0 to 1, in the middle 0.5, which brings figures of six runs on a machine of two speeds together,
+# fits to each case no better (docs/measure.md). Copies and collectives do not follow it.
 SLOW_ELASTICITY = 0.5
-"""Logarithm of a computing launch's time over that of the loop's, where cores were never seen at their best.
-
-Launches follow the loop with 0 to 1, in the middle 0.5, which brings figures of six runs on a machine of two speeds
-together, fits to each case no better (docs/measure.md). Copies and collectives do not follow it.
-"""
 
 
 def time_metric(measurement: Measurement, drift: float, is_compute: bool = True) -> Metric:
@@ -271,15 +261,6 @@ def observed_metric(observed: Observed, digits: int = 9) -> Metric:
     low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
     samples = [float(f"{value:.{digits}g}") for value in observed.samples]
     return Metric(observed.unit, median, low, high, q20, q80, samples)
-
-
-def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
-    return {
-        "stopwatch": stopwatch.name,
-        "resolution_s": stopwatch.resolution_s,
-        **{name: getattr(measurement, name) for name in SAMPLING_FIELDS},
-        "confidence": measurement.interval[2],
-    }
 
 
 def as_plain(value: Any) -> Any:

@@ -31,10 +31,7 @@ SUMMED_QUALITY = (
 
 
 def joined(first: Record, second: Record, rule: StopRule) -> Record:
-    """Join two visits: samples and slices of both, judged by `rule`.
-
-    A second visit that failed stands as it is; where it could not be made, the first does.
-    """
+    """Join two visits by `rule`; a failed second stands as it is, and where it could not be made, the first does."""
     if second.outcome == "unsupported":
         kept = {name: value for name, value in first.sampling.items() if name != "visit_due"}
         return dataclasses.replace(first, sampling=kept)
@@ -61,7 +58,13 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
     )
     measurement = with_levels(measurement, reasons, disturbances["loop_s"], rule)
     time = time_metric(measurement, disturbances["drift"], bool(second.work.get("flop")))
-    sampling = {**second.sampling, **_of_ranks(visits)}
+    sampling = dict(second.sampling)
+    for name, of_ranks in second.sampling.items():
+        if name.startswith("rank_"):
+            pairs = zip(first.sampling[name], of_ranks, strict=True)
+            is_samples = name == "rank_samples_s"
+            both = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
+            sampling[name] = both
     sampling |= {name: getattr(measurement, name) for name in SAMPLING_FIELDS}
     sampling |= {name: _sum(visits, "sampling", name) for name in SUMMED_SAMPLING if name in second.sampling}
     sampling |= {
@@ -101,7 +104,6 @@ def _sum(visits: Sequence[Record], member: str, name: str) -> Any:
 
 
 def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
-    """The disturbances of all slices, by the best loop that is known after the second visit; and of each slice."""
     reports = [visit.quality["disturbances"] for visit in visits]
     best_s = min(report.get("best_loop_s", math.inf) for report in reports)
     reasons: list[str] = []
@@ -114,7 +116,6 @@ def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
-    """Metrics other than time: the samples of both visits, and bounds that hold those of both."""
     metrics: dict[str, Metric] = {}
     for name, metric in visits[1].metrics.items():
         both = [visit.metrics[name] for visit in visits if name in visit.metrics]
@@ -125,19 +126,7 @@ def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
     return metrics
 
 
-def _of_ranks(visits: Sequence[Record]) -> dict[str, Any]:
-    """The figures of ranks: means of both visits, and the samples of both; none of a case without ranks."""
-    joined: dict[str, Any] = {}
-    for name, of_ranks in visits[1].sampling.items():
-        if name.startswith("rank_"):
-            pairs = zip(visits[0].sampling[name], of_ranks, strict=True)
-            is_samples = name == "rank_samples_s"
-            joined[name] = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
-    return joined
-
-
 def _verification(visits: Sequence[Record]) -> Mapping[str, Any]:
-    """The second visit's verification, with the launches that were looked at in both."""
     found = [visit.verification for visit in visits]
     if not all("launches_checked" in each and "excludes_errors_in_one_of" in each for each in found):
         return found[1]

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # A file of this worker's scratch folder that holds the number of the case whose turn it is.
 SCRATCH_VARIABLE, TURN_FILE = "PYPERF_SCRATCH", "turn"
 
-# How long the timer that ends a hanging process is left as it is: to set it starts a thread.
-ARMED_FOR_S = 5.0
+ARMED_FOR_S = 5.0  # how long the timer that ends a hanging process is left as it is: to set it starts a thread
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it.
-
-Each request to a worker has a deadline; a worker that does not answer is ended, and how it ended is reported.
-"""
+"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it."""
 
 from __future__ import annotations
 
@@ -38,11 +35,6 @@ Answers = Generator[tuple[int, dict[str, Any]], None, None]
 """The number of a case among those requested, and the measured part of its record, as each is done."""
 
 
-def ranks_command(count: int) -> tuple[str, ...]:
-    """Return the command of a worker of `count` ranks on this machine (ranks/launch.py)."""
-    return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
-
-
 def request_for(
     cases: Sequence[Case],
     effort: Effort | None,
@@ -63,10 +55,7 @@ def request_for(
 
 
 class WorkerLost(Exception):
-    """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
-
-    For `witnesses` see SparedCases.
-    """
+    """The worker died or ran past its deadline, in the turn of `case`; for `witnesses` see SparedCases."""
 
     def __init__(self, reason: str, case: int = 0, witnesses: int = 0) -> None:
         super().__init__(reason)
@@ -86,10 +75,7 @@ class WorkerProcess(ChildProcess):
         memory_bytes: float = math.inf,
         preload: Sequence[str] = (),
     ) -> None:
-        """Start the process by `command`, in this process's environment and what is added to that.
-
-        `preload` are modules that a template of the command has imported (child.py).
-        """
+        """Start `command` in this environment and what is added; a template has imported `preload` (child.py)."""
         self._scratch = OwnedFolder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
         own = {scratch.VARIABLE: self._scratch.name}
@@ -143,10 +129,7 @@ GROUP_PATIENCE_S = 30.0
 
 
 class Workers:
-    """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined.
-
-    `best_loop_s` is what earlier runs on this machine saw of its cores (runner/core_speed.py).
-    """
+    """Measures a session's cases, one by one or by turns; `best_loop_s` is by runner/core_speed.py."""
 
     best_loop_s: Mapping[str, float] | None = None
 
@@ -154,12 +137,10 @@ class Workers:
         """Start what is to measure such a case later, where that takes a while."""
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """Cases that take turns in one process; every way a case can end is an outcome."""
         for number, case in enumerate(cases):
             yield number, self.measure(process, case, effort)
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """The measured part of the record of a single case."""
         ((_, answer),) = self.measure_by_turns(process, [case], effort)
         return answer
 
@@ -168,12 +149,7 @@ class Workers:
 
 
 class WorkerPool(Workers):
-    """Processes that stay alive between cases. Use as a context manager.
-
-    A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
-    a group of its own each time where its operator asks for fresh ranks. All of them share a folder, in which they
-    find what one of them computed.
-    """
+    """Processes, and groups of ranks, that stay alive between cases and share a folder; a context manager."""
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S, alternates: bool = False) -> None:
         """`alternates`: a group and a process that measures alone both stay, for a plan asks now one, now the other."""
@@ -188,10 +164,7 @@ class WorkerPool(Workers):
         self._shared = OwnedFolder("run")
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """The answers of worker `process`; one that is lost makes the case failed whose turn it was.
-
-        A fresh one takes the others, each of them alone: what the lost one had taken may be what ended it.
-        """
+        """The answers of worker `process`; a lost one fails the case in turn, fresh ones take the rest one by one."""
         left, is_first = list(range(len(cases))), True
         while left:
             for number in left[:]:
@@ -205,11 +178,9 @@ class WorkerPool(Workers):
                 yield requested[number], answer
 
     def start(self, case: Case) -> None:
-        """Start the first process that measures such cases now: it imports what it needs, and waits."""
         self._worker(0, case)
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """As many as come before the worker is of no further use."""
         if not cases:
             return
         key, worker = self._worker(process, cases[0])
@@ -257,7 +228,7 @@ class WorkerPool(Workers):
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
             self._end_those_before(process, bool(ranks))
-            command = ranks_command(ranks) if ranks else COMMAND
+            command = (sys.executable, "-m", "pyperf_suite.ranks.launch", str(ranks), MODULE) if ranks else COMMAND
             # Somebody else's code may take all memory.
             self._workers[key] = WorkerProcess(
                 command, environment, memory.limit_bytes() if workload.source else math.inf
@@ -296,10 +267,7 @@ class WorkerPool(Workers):
 
 
 class GroupWorkers(Workers):
-    """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
-
-    Once a rank is lost the case it was in is failed, and the next request raises UserError.
-    """
+    """The group of whose ranks a session is rank 0, and a pool for the rest; raises UserError once a rank is lost."""
 
     def __init__(self, group: Group, device: Device, deadline_s: float) -> None:
         self._group, self._device, self._deadline_s = group, device, deadline_s
@@ -307,7 +275,6 @@ class GroupWorkers(Workers):
         self._lost = ""
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """The answers of all ranks together, or of a worker process for cases that take none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.", ExitCode.FAILED)
         self._pool.best_loop_s = self.best_loop_s
@@ -343,16 +310,12 @@ class GroupWorkers(Workers):
 
 
 class EachDevice(Workers):
-    """Workers for all devices of a machine: process n measures on device n, and again from the first one on.
-
-    Ranks that measure together are started once, whatever the process.
-    """
+    """Workers for all devices: process n measures on device n modulo their number; groups of ranks start once."""
 
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
         self._pools = {str(device): WorkerPool(device, deadline_s, alternates=True) for device in devices}
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """The answers of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
         pool.best_loop_s = self.best_loop_s
         ranks = find_workload(cases[0].operator).ranks(cases[0].parameters)

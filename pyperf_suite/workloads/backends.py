@@ -35,8 +35,7 @@ RESULT = "the result"
 # Enough for dozens of slices, of which the best counts, and what a look takes that only adds to earlier ones.
 MEASURED_S = 0.01
 AGAIN_S = 0.002
-# Clocks and rates nearer to each other than this are taken for the same.
-SAME_CLOCK_SHARE = 0.95
+SAME_CLOCK_SHARE = 0.95  # clocks and rates nearer to each other than this are taken for the same
 
 
 def native_extension() -> ModuleType:
@@ -71,11 +70,7 @@ def named_by_isa(isa: str) -> str:
 
 @dataclass(frozen=True)
 class CorePeak:
-    """A core's peak while `workers` of them multiply at once, the mean of theirs.
-
-    `clock_hz` is the clock while it multiplies, `idle_clock_hz` that of plain integers before: wide vectors and matrix
-    units may lower it.
-    """
+    """A core's mean peak while `workers` multiply at once; `clock_hz` then, `idle_clock_hz` of integers before."""
 
     isa: str
     unit: str
@@ -99,10 +94,7 @@ _best: dict[tuple[str, str | None, int], list[tuple[float, ...]]] = {}
 
 
 def core_peak(dtype: str, isa: str | None = None, workers: int = 1) -> CorePeak:
-    """The best that this process has seen so far: each call looks again, for whoever else runs can only lower a look.
-
-    Raises UserError for an instruction set or cores that are not here.
-    """
+    """The best that this process has seen so far. Raises UserError for an instruction set or cores not here."""
     native, key = native_extension(), (dtype, isa, workers)
     try:
         looked = native.core_peaks(dtype, workers, AGAIN_S if key in _best else MEASURED_S, isa)
@@ -142,10 +134,7 @@ class CudaDevice:
         options: Sequence[str] = (),
         architecture: str | None = None,
     ) -> bytes:
-        """Machine code of a source, for this very device if no architecture is named; headers by their include name.
-
-        Raises Unsupported where NVRTC does not know the device, and `native.CompileError` with the compiler's log.
-        """
+        """Machine code of a source, for this device by default. Raises Unsupported or `native.CompileError`."""
         target = architecture or self.context.architecture
         with self.translated():
             compiled = self._compiler.compile(name, source, dict(headers), target, list(options))
@@ -156,10 +145,7 @@ class CudaDevice:
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
     def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
-        """A stopwatch; `queueing` is held, graph or open, options as `native.Stopwatch`'s.
-
-        Without options all share one stream, for which cuBLAS then keeps one workspace.
-        """
+        """A stopwatch; `queueing` is held, graph or open. Without options all share a stream and cuBLAS's workspace."""
         device = self._new_stopwatch(**options) if options else self._shared_stopwatch
         return CudaStopwatch(device, queueing, self.native.QueueTimedOut)
 
@@ -232,7 +218,7 @@ class TorchDevice:
         require_installed("torch")
         import torch
 
-        self.torch = torch
+        self.torch, self.is_gpu = torch, device.kind == "cuda"
         self.stopwatch: Stopwatch
         if device.kind == "cpu":
             if workers:
@@ -248,10 +234,6 @@ class TorchDevice:
         torch.cuda.set_stream(torch.cuda.ExternalStream(clock.stream, self.device))
         self.stopwatch = clock
 
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
     def synchronize(self) -> None:
         if self.is_gpu:
             self.torch.cuda.synchronize(self.device)
@@ -259,10 +241,7 @@ class TorchDevice:
     def details(self) -> dict[str, Any]:
         if self.is_gpu:
             return {"gpu": self.torch.cuda.get_device_name(self.device)}
-        return {
-            "threads": self.torch.get_num_threads(),
-            "capability": self.torch.backends.cpu.get_cpu_capability(),
-        }
+        return {"threads": self.torch.get_num_threads(), "capability": self.torch.backends.cpu.get_cpu_capability()}
 
 
 class TorchSettings:
@@ -363,11 +342,7 @@ def use_products_of(where: TorchDevice, element: str) -> None:
 
 
 def fingerprint(tensors: Iterable[Any]) -> int:
-    """The bits of all tensors in 64, made where they lie.
-
-    Their words as integers, times odd numbers that grow with their place, summed modulo 2^64: so one that changes
-    always shows, and so do two that are swapped.
-    """
+    """The bits of all tensors in 64: words times odd numbers that grow with their place, summed modulo 2^64."""
     torch: Any = importlib.import_module("torch")
     total = 0
     for each in tensors:

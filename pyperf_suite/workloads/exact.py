@@ -24,15 +24,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_
 from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.kernels import disassembly, nvrtc, static
-from pyperf_suite.workloads.workload import (
-    ByFunction,
-    Exact,
-    ExecutionContext,
-    Kernel,
-    Workload,
-    by_name,
-    exact_metric,
-)
+from pyperf_suite.workloads.workload import ByFunction, Exact, ExecutionContext, Kernel, Workload, by_name, exact_metric
 
 TARGETS = sorted({*static.cuda_targets(), *static.triton_targets()})
 PARTS = ("host", "gpus")

@@ -37,9 +37,7 @@ Result = TypeVar("Result")
 
 # Longer than any deadline of ours: the watchdog, which knows who is missing, is to speak first.
 TORCH_PATIENCE_S = 3600.0
-
-# With more on a core gloo measures the scheduler, and starting them takes minutes.
-RANKS_A_CORE = 8
+RANKS_A_CORE = 8  # with more on a core gloo measures the scheduler, and starting them takes minutes
 
 # NCCL reads once, when it is loaded, whether it copies between GPUs directly: ranks must be started for it.
 WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
@@ -74,10 +72,7 @@ def agree(group: Group, doing: str, attempt: Callable[[], Result], deadline_s: f
 
 
 def do_together(group: Group, doing: str, action: Callable[[], Result], deadline_s: float) -> Result:
-    """Return the result of `action`, which all ranks are in: an error on one leaves the others waiting, so it ends all.
-
-    Raises RanksMissing where it fails.
-    """
+    """Return the result of `action`, which all ranks are in. Raises RanksMissing on all where it fails on one."""
     with group.within(doing, deadline_s):
         try:
             return action()
@@ -93,10 +88,7 @@ def torch_place(place: ExecutionContext) -> str:
 
 
 def process_group(place: ExecutionContext, backend: str) -> Any:
-    """The process group of torch with all ranks (None is its default), made at first use, by all together.
-
-    Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
-    """
+    """Torch's process group of all ranks (None: its default), made once. Raises Unsupported or RanksMissing."""
     if backend in _JOINED:
         return _JOINED[backend]
     require_installed("torch")
@@ -156,16 +148,6 @@ def require_started_so(peer_to_peer: bool) -> None:
         )
 
 
-def require_cores_for(ranks: int) -> None:
-    """Raise UserError for more ranks than this machine's cores can keep alive, unless they run on several machines."""
-    cores = cpu.detect().usable_cores
-    if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
-        raise UserError(
-            f"{ranks} ranks were requested on {cores} cores, where they would spend their time waiting for each other: "
-            f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
-        )
-
-
 def require_memory(group: Group, bytes_a_rank: int) -> None:
     """Raise Unsupported where the ranks on this machine need more memory together than it has free."""
     ranks_here = -(-group.count // max(1, group.environment.nodes))
@@ -180,12 +162,7 @@ def require_memory(group: Group, bytes_a_rank: int) -> None:
 def timed_one_by_one(
     step: Callable[[], object], iterations: int, meet: Callable[[], object], where: str = "cpu"
 ) -> RankTimes:
-    """Steps of this rank, each waited for: by the host's clock, or on a GPU by two events on torch's stream around it.
-
-    `meet` lets all ranks begin at once, as they learn of a block one after the other. The loops are as tight as Python
-    allows: stamps go to lists that exist. gloo gives the interpreter's lock back while it waits, and so does waiting
-    for an event: the watchdog costs at most the microseconds of its heartbeat, four times a second.
-    """
+    """Steps of this rank, each waited for by the host's clock or two events; `meet` has all begin at once."""
     arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
     stamp = time.monotonic_ns
     if where == "cpu":
@@ -234,7 +211,12 @@ class OverGloo(OverTorch):
         super().validate(parameters)
         if not parameters.peer_to_peer:
             raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
-        require_cores_for(parameters.ranks)
+        cores = cpu.detect().usable_cores
+        if not rank_environment().launched and parameters.ranks > RANKS_A_CORE * cores:
+            raise UserError(
+                f"{parameters.ranks} ranks were requested on {cores} cores, where they would spend their time waiting "
+                f"for each other: ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
+            )
 
     def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
         joined = process_group(place, "gloo")
@@ -260,21 +242,17 @@ class RankSteps(Transfers):
         """`where` is torch's name of the device; a group of None is torch's default."""
         torch: Any = importlib.import_module("torch")
         self.torch, self._parameters, self._rank, self._group, self._where = torch, parameters, rank, group, where
+        self.is_gpu = where != "cpu"
 
     @classmethod
     def of(cls, parameters: Any, place: ExecutionContext, joined: Any) -> Transfers:
         return cls(parameters, place.ranks.rank, joined, torch_place(place))
-
-    @property
-    def is_gpu(self) -> bool:
-        return self._where != "cpu"
 
     @abstractmethod
     def step(self) -> None:
         """Run the timed step."""
 
     def meet(self) -> None:
-        """Wait for all ranks, so that what is timed begins for all at once."""
         self.torch.distributed.barrier(self._group)
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:

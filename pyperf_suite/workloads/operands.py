@@ -22,23 +22,16 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.backends import CudaDevice
 
-# No sum of products of int8 is the least int32 unless it overflowed.
-NEVER_A_SUM = -(1 << 31)
-
+NEVER_A_SUM = -(1 << 31)  # no sum of products of int8 is the least int32 unless it overflowed
 CACHE_LINE_BYTES = 64
 
 Array = NDArray[Any]
 
-# Four deviations then reach the ends of the range, where what lies beyond is cut off.
-INT8_DEVIATION = 32
-
+INT8_DEVIATION = 32  # four deviations then reach the ends of the range, where what lies beyond is cut off
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
 _WORD_BITS = 64
-
-# Indices looked up at a time: they and what they find stay in a core's cache.
-_BLOCK = 1 << 16
-
+_BLOCK = 1 << 16  # indices looked up at a time: they and what they find stay in a core's cache
 _THREADS = 256
 _MOST_BLOCKS = 1 << 16
 
@@ -48,10 +41,7 @@ _fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDic
 
 @dataclass(frozen=True)
 class ElementType:
-    """One element type: its name, its size, the numpy type that holds its bytes, and what no correct output holds.
-
-    The last is NaN, and of integers the least one.
-    """
+    """One element type: name, size, the numpy type of its bytes, and a value no output has: NaN, the least integer."""
 
     name: str
     size_bytes: int
@@ -88,9 +78,19 @@ def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
         rounded = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)
         return (rounded >> np.uint32(16)).astype(np.uint16)
     if dtype == "tfloat32":
-        return _round_to_tfloat32(values)
+        # The 10 bits of fraction that tensor cores multiply, so that nothing is rounded when they do.
+        bits = values.view(np.uint32)
+        kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+        return np.where(np.isnan(values), values, kept.view(np.float32))
     if dtype == "float8_e4m3fn":
-        return _round_to_e4m3(values)
+        magnitudes = _e4m3_values()[:127].astype(np.float64)
+        wanted = np.abs(values.astype(np.float64))
+        above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)
+        below = above - 1
+        to_above, to_below = magnitudes[above] - wanted, wanted - magnitudes[below]
+        nearer_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+        code = np.where(nearer_above, above, below) | np.where(np.signbit(values), 128, 0)
+        return np.where(np.isnan(values), 127, code).astype(np.uint8)
     if dtype == "int8":
         return np.clip(np.rint(values), -127, 127).astype(np.int8)
     return values.astype(element_type(dtype).storage, copy=False)
@@ -117,13 +117,8 @@ def torch_name(dtype: str) -> str:
     return "float32" if dtype == "tfloat32" else dtype
 
 
-def poison_array(array: NDArray[Any]) -> None:
-    """Fill an array in storage form with what no correct output of its type holds."""
-    array.fill(next(each.not_a_number for each in ELEMENT_TYPES.values() if each.storage == array.dtype))
-
-
 def poison_tensor(tensor: Any) -> None:
-    """The same for a torch tensor."""
+    """Fill a torch tensor with what no correct output of its type holds."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else NEVER_A_SUM)
 
 
@@ -137,34 +132,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 
 @functools.cache
 def _e4m3_values() -> NDArray[np.float32]:
-    """The value of each of the 256 codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN.
-
-    Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (E4M3 has no infinity).
-    """
+    """The value of each of the 256 codes of E4M3, which has no infinity (Micikevicius et al., FP8 Formats, 2022)."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     magnitude = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
     values = np.where(codes & 128, -magnitude, magnitude)
     return np.where((codes & 127) == 127, np.nan, values).astype(np.float32)
-
-
-def _round_to_tfloat32(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 with the 10 bits of fraction that tensor cores multiply, so that nothing is rounded when they do."""
-    bits = values.view(np.uint32)
-    kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(values), values, kept.view(np.float32))
-
-
-def _round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """To the nearest of the 127 magnitudes, ties to the even code."""
-    magnitudes = _e4m3_values()[:127].astype(np.float64)
-    wanted = np.abs(values.astype(np.float64))
-    above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)
-    below = above - 1
-    to_above, to_below = magnitudes[above] - wanted, wanted - magnitudes[below]
-    nearer_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    code = np.where(nearer_above, above, below) | np.where(np.signbit(values), 128, 0)
-    return np.where(np.isnan(values), 127, code).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -185,13 +158,11 @@ class Operand:
 
 
 class Operands(Mapping[str, Array]):
-    """Operands by name, in storage form, each made in the host's memory at first use.
-
-    Whoever computes on a GPU asks `described` and fills the device's memory by `fill_on_device` instead.
-    """
+    """Operands by name, each made in the host's memory at first use; for a GPU see `described`, `fill_on_device`."""
 
     def __init__(self, described: Mapping[str, Operand], seed: int) -> None:
         self.described = dict(described)
+        self.inputs = tuple(name for name, operand in described.items() if operand.stream is not None)
         self.seed = seed
         self._arrays: dict[str, Array] = {}
 
@@ -204,10 +175,6 @@ class Operands(Mapping[str, Array]):
             self._arrays[name] = array
         return self._arrays[name]
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(name for name, operand in self.described.items() if operand.stream is not None)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)
 
@@ -216,10 +183,7 @@ class Operands(Mapping[str, Array]):
 
 
 def fill(array: Array, dtype: str, seed: int, stream: int) -> None:
-    """Fill a contiguous array in `dtype`'s storage with normal values, of deviation 1, and of int8 `INT8_DEVIATION`.
-
-    So are values of quantised weights, which use the range of int8.
-    """
+    """Fill a contiguous array in `dtype`'s storage with normal values of deviation 1, int8's `INT8_DEVIATION`."""
     flat = array.reshape(-1)
     generator = np.random.Philox(key=_key(seed, stream))
     table = values_of(dtype)

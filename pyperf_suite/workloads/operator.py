@@ -39,12 +39,12 @@ from pyperf_suite.workloads.backends import (
     require_cores,
 )
 from pyperf_suite.workloads.operands import (
+    ELEMENT_TYPES,
     Operand,
     Operands,
     aligned_empty,
     element_type,
     fill_on_device,
-    poison_array,
     poison_tensor,
     torch_name,
     widen,
@@ -62,23 +62,17 @@ from pyperf_suite.workloads.workload import (
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
 CACHE_TURNOVER = 3
-
-# Sets at most: preparing more, of operands that small, takes longer than measuring with them.
-MOST_SETS = 1024
-
-# Operand sets may not crowd out the reference, which needs room of its own.
-MEMORY_SHARE = 0.25
+MOST_SETS = 1024  # sets at most: preparing more, of operands that small, takes longer than measuring with them
+MEMORY_SHARE = 0.25  # operand sets may not crowd out the reference, which needs room of its own
 
 # FLOPs up to which the host also judges a case that is verified on a GPU, a tenth of a second, and the part of the
 # other cases that it judges.
 HOST_FLOP = 2e9
 HOST_JUDGES_ONE_OF = 16
 
-# The verdict on the values of all arrays by name.
-Check = Callable[[Mapping[str, Any], Keep], Verification]
+Check = Callable[[Mapping[str, Any], Keep], Verification]  # the verdict on the values of all arrays by name
 
-# Kernel of launches that have to run before it is known.
-NOT_KNOWN = Kernel("", "")
+NOT_KNOWN = Kernel("", "")  # kernel of launches that have to run before it is known
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,6 @@ class OperandSets(ABC):
         return
 
     def seen(self, name: str, buffer: Any) -> Any:
-        """Return the memory as a numpy array in storage form or as a torch tensor."""
         return buffer
 
     @abstractmethod
@@ -131,7 +124,7 @@ class HostArrays(OperandSets):
         return copy
 
     def poison(self, buffer: Array) -> None:
-        poison_array(buffer)
+        buffer.fill(next(each.not_a_number for each in ELEMENT_TYPES.values() if each.storage == buffer.dtype))
 
 
 class TorchTensors(OperandSets):
@@ -140,10 +133,7 @@ class TorchTensors(OperandSets):
     def __init__(
         self, operands: Operands, place: ExecutionContext, workers: int = 0, names: Iterable[str] = ()
     ) -> None:
-        """Make all operands, or the named ones; on a CPU torch takes `workers` threads, 0 for as many as it likes.
-
-        Raises Unsupported where torch is absent or cannot use the GPU.
-        """
+        """Make all operands, or the named ones, on `workers` threads (0: torch's). Raises Unsupported without torch."""
         super().__init__(operands, place)
         self.where = TorchDevice(place.device, workers)
         self.torch, self.device, self.stopwatch = self.where.torch, self.where.device, self.where.stopwatch
@@ -181,10 +171,7 @@ class TorchTensors(OperandSets):
         poison_tensor(tensor.detach())
 
     def returned_by(self, function: Callable[[], Any], *names: str) -> BoundLaunch:
-        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as there are names.
-
-        What was poisoned is forgotten: whoever gets that memory next and leaves it is seen.
-        """
+        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as names."""
         last: list[Any] = [None]
 
         def launch() -> None:
@@ -277,12 +264,8 @@ def copied(values: Any) -> Any:
     return values.copy() if isinstance(values, np.ndarray) else values.clone()
 
 
-def same_bits(left: Any, right: Any) -> bool:
-    """True if two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
-    return left.shape == right.shape and bool((_bits(left) == _bits(right)).all())
-
-
 def _bits(values: Any) -> Any:
+    """Bytes as integers, of which a NaN equals itself."""
     if isinstance(values, np.ndarray):
         return values.view(np.dtype(f"u{values.dtype.itemsize}"))
     import torch
@@ -348,7 +331,8 @@ class Launches(Prepared):
         return {name: copied(found) for name, found in self.results(index).items()}
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        return all(same_bits(found, snapshot[name]) for name, found in self.results(index).items())
+        pairs = [(found, snapshot[name]) for name, found in self.results(index).items()]
+        return all(now.shape == then.shape and bool((_bits(now) == _bits(then)).all()) for now, then in pairs)
 
 
 class TimedImplementation(ImplementationBase[Parameters]):
@@ -356,10 +340,7 @@ class TimedImplementation(ImplementationBase[Parameters]):
 
     @abstractmethod
     def prepare(self, parameters: Parameters, operands: Operands, place: ExecutionContext) -> Launches:
-        """Bind launches to as many copies of the operands as the place says.
-
-        Raises Unsupported with the reason where this machine has no way to run the case.
-        """
+        """Bind launches to as many operand copies as the place says. Raises Unsupported with the reason."""
 
 
 class NativeKernels(TimedImplementation[Parameters]):
@@ -408,20 +389,15 @@ class Operator(Workload[Any]):
         self.name, self.parameters_type = kernel.name, kernel.parameters
 
     def launched(self, parameters: Any) -> Launch:
-        """Return the declaration's launch of a case, with an `Operand` for each array."""
         streams = itertools.count()
 
-        def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:
-            return Operand(shape, dtype, next(streams) if is_input else None)
-
-        with described_by(describe):
+        with described_by(lambda is_input, shape, dtype: Operand(shape, dtype, next(streams) if is_input else None)):
             return self.kernel(parameters)
 
     def operands(self, parameters: Any, seed: int) -> Operands:
         return Operands(self.launched(parameters).kwargs, seed)
 
     def footprint_bytes(self, parameters: Any) -> int:
-        """Bytes of all operands; what else an implementation keeps is its own."""
         return sum(operand.nbytes for operand in self.launched(parameters).kwargs.values())
 
     def work(self, parameters: Any) -> Work:
@@ -429,7 +405,6 @@ class Operator(Workload[Any]):
         return Work(launched.flop, launched.bytes)
 
     def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> Launches:
-        """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
         place = dataclasses.replace(place, sets=place.sets or sets)
@@ -506,11 +481,7 @@ class OutputVerifier:
 
 
 def sets_to_rotate(set_bytes: int, device: Device, max_sets: int = MOST_SETS) -> tuple[int, str]:
-    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there.
-
-    Also whether that is so, in the record's word: cold_l2, larger_than_l2 where one set is enough, or partly_warm where
-    more would be needed than can be made.
-    """
+    """How many operand sets to rotate through so that caches are cold, and whether they are, in the record's word."""
     if device.kind == "cuda":
         cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:

@@ -26,17 +26,12 @@ from pyperf_suite.workloads.workload import Checked, together
 
 # Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
 _WINDOW = 33
-
-# Random roundings of a step, from which follows how far honest rounding moves each element.
-DRAWS = 5
-
-# How many factors an operation takes in a row at most.
-_POOL = 1 << 20
+DRAWS = 5  # random roundings of a step, from which follows how far honest rounding moves each element
+_POOL = 1 << 20  # how many factors an operation takes in a row at most
 
 # A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).
 _SUMMED = 4.0
-# With TF32 tensor cores read float32 operands with 11 bits.
-_TF32_OPERAND = 2.0**-11
+_TF32_OPERAND = 2.0**-11  # with TF32 tensor cores read float32 operands with 11 bits
 
 # Limits of honest errors (see `judged`): the root mean square in scales, and single errors in root mean squares.
 _MIN_RMS_SCALES, _MAX_RMS_SCALES = 0.5, 3.0
@@ -78,10 +73,7 @@ class Rounding:
 
 
 class Factors:
-    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values.
-
-    Drawing new ones takes several times as long as the operations of a transformer do.
-    """
+    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values."""
 
     def __init__(self, unit: float, seed: int, device: torch.device | str) -> None:
         drawn = torch.empty(2 * _POOL, device=device)
@@ -89,7 +81,6 @@ class Factors:
         self._start = random.Random(seed)
 
     def some(self, values: Tensor) -> Tensor:
-        """As many as those values, at most `_POOL`, in their type."""
         begin = self._start.randrange(_POOL)
         return self._pool[begin : begin + values.numel()].to(values.dtype)
 
@@ -108,10 +99,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class RoundedOperations(TorchFunctionMode):
-    """While entered, what torch computes is rounded at random; views and what is given back unchanged are not.
-
-    With `weights` so are parameters where they are used, as by a cast to the type that products are computed in.
-    """
+    """Rounds at random what torch computes while entered, but for views; with `weights` parameters as well."""
 
     def __init__(self, rounding: Rounding, seed: int, device: torch.device | str, weights: bool = False) -> None:
         super().__init__()
@@ -220,7 +208,11 @@ def judged(results: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], sc
             words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
         checks.append(Checked(wrong, bad.numel(), words))
         if not wrong and bad.numel() >= _MIN_ALONG_ELEMENTS and size:
-            along[name] = _along(off, right / size, size)
+            # The share of the gradient that the error has, and how large that may be: more where elements are few.
+            direction = right / size
+            chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
+            most = float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
+            along[name] = float((off * direction).sum()) / size, most
     usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
     for name, (gain, most) in along.items():
         if min(abs(gain), abs(gain - usual)) > most:
@@ -242,15 +234,6 @@ def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     return torch.full_like(bad, not error <= max_scales), max_scales
 
 
-def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
-    """The share of the gradient that the error has of it, and how large that may be.
-
-    By chance it is larger where few elements make up the gradient.
-    """
-    chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
-    return float((off * direction).sum()) / size, float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
-
-
 def compared(
     results: Mapping[str, Tensor | None],
     exact: Mapping[str, Tensor],
@@ -258,10 +241,7 @@ def compared(
     in_norm: float,
     first_number: int = 0,
 ) -> Checked:
-    """Every element against its limit, and each tensor in norm; the first that is wrong in words.
-
-    `in_norm` is a share of the exact tensor's norm. The first row has number `first_number`.
-    """
+    """Every element against its limit, each tensor against a share `in_norm` of its norm; the first wrong in words."""
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
         values, limit = results.get(name), allowed[name]

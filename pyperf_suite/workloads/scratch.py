@@ -27,15 +27,9 @@ import numpy as np
 from pyperf_suite import files
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 
-# A worker's own folder, for files that nobody needs once it is gone.
-VARIABLE = "PYPERF_SCRATCH"
-
-# The folder of one run, where its workers find what one of them computed.
-SHARED_VARIABLE = "PYPERF_SHARED"
-
-# Part of the free memory and disk that shared arrays may take, as the disk is read through memory.
-SHARED_PART = 1 / 8
-
+VARIABLE = "PYPERF_SCRATCH"  # a worker's own folder, for files that nobody needs once it is gone
+SHARED_VARIABLE = "PYPERF_SHARED"  # the folder of one run, where its workers find what one of them computed
+SHARED_PART = 1 / 8  # part of the free memory and disk that shared arrays may take, as the disk is read through memory
 _ALIGNMENT = 64
 
 MAGIC = b"pyperf_suite kernel 2\n"
@@ -61,12 +55,10 @@ class SharedArrays:
     """
 
     def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
-        """By default what is kept takes at most `SHARED_PART` of the memory and of the disk that are free."""
         self._folder = folder
         self._most_bytes = most_bytes
 
     def keep(self, key: str, name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
-        """Return the arrays kept under key and name, mapped from their file; else compute and keep them."""
         path = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = _mapped(path)

@@ -1,8 +1,4 @@
-"""Protocol of workloads: products, attention, exchanges, machine code, training steps and anybody's kernel.
-
-A workload is parameters and implementations. An implementation prepares a case; a prepared case can be launched and
-checked, and reports its observations.
-"""
+"""Protocol of workloads: products, attention, exchanges, machine code, training steps and anybody's kernel."""
 
 from __future__ import annotations
 
@@ -123,12 +119,10 @@ class Prepared(ABC):
     sets: int = 1
     unchecked: str = ""
     sees_more: bool = False
-    # Facts for the record on how samples were taken, if not as usual.
-    sampling: Mapping[str, Any] = {}
+    sampling: Mapping[str, Any] = {}  # facts for the record on how samples were taken, if not as usual
     # Parts of the machine's state that differ for this case: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
-    # Checks of launches' results, where they differ from the usual (measure/checks.py).
-    checks: Any = None
+    checks: Any = None  # checks of launches' results, where they differ from the usual (measure/checks.py)
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -142,7 +136,6 @@ class Prepared(ABC):
         """Do it once."""
 
     def untimed(self, index: int) -> None:
-        """The same for a check, whose time nobody asks."""
         self.launch(index)
 
     def poison(self, index: int | None = None) -> None:
@@ -158,7 +151,6 @@ class Prepared(ABC):
         return None
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        """True if the results equal the snapshot, bit for bit."""
         return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:
@@ -220,10 +212,8 @@ BUILD_ON_EACH_OTHER = "Each iteration starts from what the last one left."
 class Transfers(Prepared):
     """A rank's part of a case that several processes work on together; all of them call each method in one order."""
 
-    # How many times an iteration runs what is timed, and its times are of one.
-    calls: int = 1
-    # Within which all that was begun must be over.
-    deadline_s: float = 120.0
+    calls: int = 1  # how many times an iteration runs what is timed, and its times are of one
+    deadline_s: float = 120.0  # within which all that was begun must be over
 
     @abstractmethod
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
@@ -288,10 +278,7 @@ class Workload(ABC, Generic[Parameters]):
     source: str = ""
 
     def validate(self, parameters: Parameters) -> None:
-        """Raise UserError where the parameters cannot be, whoever implements them.
-
-        Limits that the types of fields carry are checked here, and then what the parameters say of themselves.
-        """
+        """Raise UserError where limits of the fields' types, or the parameters' own, do not hold."""
         check_limits(parameters)
         own = getattr(parameters, "validate", None)
         if own is not None:

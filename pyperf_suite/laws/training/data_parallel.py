@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs.
-BACKWARD_SHARE = 2 / 3
+BACKWARD_SHARE = 2 / 3  # Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
 # How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.
@@ -71,11 +70,7 @@ class DataParallelLaw:
 
 
 def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s: float) -> float:
-    """Seconds of the exchange that are left when backward ends.
-
-    A bucket is full when backward has done its share of it by bytes, for a matrix's FLOPs go with its size. Buckets go
-    one after the other, in order.
-    """
+    """Seconds of exchange left after backward: buckets fill by bytes as it goes on, and go one after another."""
     ready_s = np.cumsum(np.asarray(buckets_bytes, dtype=np.float64))
     ready_s *= backward_s / max(ready_s[-1], 1.0) if ready_s.size else 0.0
     end_s = 0.0
@@ -87,10 +82,7 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
 def fit_data_parallel(
     all_reduce_s: AllReduceSeconds, exchanges: Sequence[GradientExchange], measured_s: Sequence[float]
 ) -> DataParallelLaw:
-    """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
-
-    Raises ValueError for fewer than two steps, which leave two constants open.
-    """
+    """The slowdown and hidden share nearest to measured steps by relative error. Raises ValueError for fewer than 2."""
     from scipy.optimize import least_squares
 
     if len(exchanges) < 2 or len(exchanges) != len(measured_s):
@@ -102,10 +94,8 @@ def fit_data_parallel(
         return np.array([law.seconds(exchange) / seconds - 1 for exchange, seconds in pairs])
 
     bounds = ((0.0, 0.0), (MOST_SLOWDOWN, 1.0))
-    found = [
-        least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=TRUSTED_ERROR, diff_step=1e-4)
-        for start in STARTS
-    ]
+    how = {"bounds": bounds, "loss": "soft_l1", "f_scale": TRUSTED_ERROR, "diff_step": 1e-4}
+    found = (least_squares(errors, start, **how) for start in STARTS)
     slowdown, hidden = min(found, key=lambda result: float(result.cost)).x
     return DataParallelLaw(all_reduce_s, float(slowdown), float(hidden))
 
@@ -116,24 +106,16 @@ def held_out_step_errors(
     measured_s: Sequence[float],
     groups: Sequence[object],
 ) -> NDArray[np.float64]:
-    """|predicted − measured| / measured of every step, by a law that saw no step of its group.
-
-    Empty where leaving a group out leaves fewer than two steps to fit.
-    """
+    """|predicted − measured| / measured of every step, by a law that saw no step of its group; may be empty."""
     labels = list(groups)
     errors = []
     for group in dict.fromkeys(labels):
         seen = [place for place, label in enumerate(labels) if label != group]
         if len(seen) < 2:
             return np.empty(0)
-        law = fit_data_parallel(
-            all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen]
-        )
-        errors += [
-            abs(law.seconds(exchanges[place]) / measured_s[place] - 1)
-            for place, label in enumerate(labels)
-            if label == group
-        ]
+        law = fit_data_parallel(all_reduce_s, [exchanges[each] for each in seen], [measured_s[each] for each in seen])
+        unseen = (place for place, label in enumerate(labels) if label == group)
+        errors += [abs(law.seconds(exchanges[place]) / measured_s[place] - 1) for place in unseen]
     return np.array(errors)
 
 
@@ -151,17 +133,13 @@ class InputPipelineLaw:
     on_host: bool = False
 
     def stages(self, loaders: int) -> dict[str, float]:
-        """Seconds of an iteration that each possible bottleneck asks for.
-
-        0 loaders load in the training process, where nothing overlaps. Raises ValueError for fewer.
-        """
+        """Seconds that each bottleneck asks of an iteration; 0 loaders overlap nothing. Raises ValueError below 0."""
         if loaders < 0:
             raise ValueError(f"there cannot be {loaders} loaders")
         if loaders == 0:
             return {"loading in the training process": self.load_s + self.step_s}
         stages = {"the model": self.step_s, "the loaders": self.load_s / loaders}
-        work_s = self.load_s + (self.step_s if self.on_host else 0.0)
-        return stages | {"the cores": work_s / self.cores}
+        return stages | {"the cores": (self.load_s + (self.step_s if self.on_host else 0.0)) / self.cores}
 
     def seconds(self, loaders: int) -> float:
         return max(self.stages(loaders).values())

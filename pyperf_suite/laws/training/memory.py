@@ -18,24 +18,14 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.transformer import (
-    ModelDimensions,
-    Recompute,
-    Sharding,
-    Sizes,
-    attention_call,
-    check_recompute,
-)
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, attention_call, check_recompute
 
 FIRST, LAST = -1, -2
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model; `cut` is the dimension that TP cuts, None where each rank has all of it.
-
-    `place` is the number of its layer, FIRST in front of all layers or LAST behind them.
-    """
+    """One weight; TP cuts dimension `cut` (None: none); `place` is its layer, FIRST before or LAST behind all."""
 
     name: str
     shape: tuple[int, ...]
@@ -94,10 +84,7 @@ def _weights_of_norm(model: ModelDimensions, name: str, place: int) -> Iterator[
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes a parameter: the `weight` computed with, its `gradient`, the `optimizer`'s moments, a `master` copy.
-
-    `step` is what the optimizer keeps once a tensor: torch's AdamW counts its steps in a float32 each.
-    """
+    """Bytes a parameter: `weight`, `gradient`, `optimizer` moments, `master` copy; `step`: bytes once a tensor."""
 
     weight: int
     gradient: int
@@ -107,7 +94,6 @@ class Storage:
 
     @property
     def state(self) -> int:
-        """Return the optimizer's bytes per parameter: its moments, and the master copy that it updates."""
         return self.optimizer + self.master
 
     @property
@@ -162,8 +148,7 @@ def layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompu
     visited = model.top_k * model.expert_ffn + model.shared_ffn
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
     experts = model.sparse_layers * (per_width * visited + routed / ranks)
-    dense = model.dense_layers * per_width * model.ffn
-    return per_token / ranks + attention.calls * cut + experts + dense
+    return per_token / ranks + attention.calls * cut + experts + model.dense_layers * per_width * model.ffn
 
 
 def outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
@@ -215,7 +200,6 @@ class ActivationPolicy:
 
     @property
     def written_out(self) -> bool:
-        """True if scores are kept: torch has no fused kernel with dropout on a CPU."""
         return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
 
 
@@ -253,26 +237,17 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Activation
     derivatives and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm,
     SwiGLU).
     """
-    layers = _kept_of_layers(model, batch, seq, keeping)
+    of_layer = _selected if keeping.checkpointing == "selective" else saved_of_layer
+    layers = of_layer(model, batch, seq, keeping) * model.layers
+    if keeping.checkpointing == "every":
+        groups = int(ceil_div(model.layers, keeping.every))
+        layers = KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
+    elif keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
+        # A stack of layers alone starts from data, for which no gradient is computed.
+        layers = layers + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
     if not keeping.ends:
         return layers
     return layers + _ends(model, keeping) * (batch * seq) + KeptBytes(statistics=FLOAT)
-
-
-def _kept_of_layers(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    if keeping.checkpointing == "every":
-        groups = int(ceil_div(model.layers, keeping.every))
-        return KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
-    kept = kept_of_layer(model, batch, seq, keeping) * model.layers
-    # A stack of layers alone starts from data, for which no gradient is computed.
-    if keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
-        kept = kept + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
-    return kept
-
-
-def kept_of_layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    """One layer, under the policy's checkpointing."""
-    return (_selected if keeping.checkpointing == "selective" else saved_of_layer)(model, batch, seq, keeping)
 
 
 def saved_of_layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
@@ -352,10 +327,7 @@ def _is_composite(model: ModelDimensions, keeping: ActivationPolicy) -> bool:
 
 
 def _ends(model: ModelDimensions, keeping: ActivationPolicy) -> KeptBytes:
-    """Bytes a token: its number and its target's, the mask behind the embedding, last norm, logits' input and result.
-
-    The result is log-softmax in float32.
-    """
+    """Bytes a token: numbers, embedding's mask, last norm, logits' input, and log-softmax in float32."""
     norm = _kept_of_norm(model, keeping)
     mask = _mask_bytes(keeping.stream_bytes, keeping) * model.hidden if keeping.dropout else 0
     ends = 2 * INTEGER + norm.norms + keeping.element_bytes * model.hidden + FLOAT * model.vocab

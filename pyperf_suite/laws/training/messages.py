@@ -48,18 +48,14 @@ def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
     return np.maximum(0.0, np.asarray(sent_s) - during_s)
 
 
-# Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
-BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES = 25 * 2**20  # gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB
 # Bytes of an element of parameters, gradients and activations, and of a token's loss.
 ELEMENT_BYTES, LOSS_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
 class StepTransfer:
-    """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
-
-    `behind` is the computation that it can overlap, None where the computation has to wait for it.
-    """
+    """`calls` of one collective in a step, each of `size_bytes` among `ranks`, `behind` what it can overlap or None."""
 
     operation: str
     calls: int
@@ -72,15 +68,11 @@ class StepTransfer:
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
 
-# Collectives that one rank takes part in during a step, for one kind of parallelism.
-Traffic = tuple[StepTransfer, ...]
+Traffic = tuple[StepTransfer, ...]  # collectives that one rank takes part in during a step, for one kind of parallelism
 
 
 def data_parallel(stage: int, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
-    """Return the traffic of data-parallel ranks by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
-
-    In buckets, by stage 3 each layer and what stands outside of them.
-    """
+    """Traffic of data-parallel ranks by ZeRO stage (0: DDP): 2Ψ or 3Ψ (`SENT_BY_STAGE`), in buckets or by layer."""
     del tokens
     total_bytes = model.parameters * ELEMENT_BYTES
     buckets = -(-total_bytes // BUCKET_BYTES)
@@ -120,10 +112,7 @@ def tensor_parallel(cuts_sequence: bool, model: ModelDimensions, tokens: int, ra
 
 
 def pipeline_parallel(model: ModelDimensions, tokens: int, stages: int) -> Traffic:
-    """PP: a stage in the middle sends activations to the next one and their gradients to the one before.
-
-    Raises UserError for more stages than layers.
-    """
+    """PP: a middle stage sends activations on and gradients back. Raises UserError for more stages than layers."""
     if stages > model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages.")
     return (StepTransfer("send_receive", 2, tokens * model.hidden * ELEMENT_BYTES, 2),)

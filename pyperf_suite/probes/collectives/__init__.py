@@ -90,7 +90,6 @@ OPERATION_NAMES = (*MORE, "broadcast", "reduce", "gather", "scatter")
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
 LARGEST_BYTES = 8 * 2**30
-
 DEFAULT = "default"  # NCCL's own settings
 # Up to this number of ranks, pairs are measured one at a time within a minute; of more ranks, as many at once as fit.
 RANKS_PAIRED_ONE_BY_ONE = 8
@@ -213,10 +212,7 @@ Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 
 
 def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
-    """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
-
-    `judge` says whether that is enough to train a model over.
-    """
+    """Rates, stragglers, slow links, paths, laws, nccl-tests' text; `judge` says if they are enough to train over."""
     curves = curves_of(rows)
     if not curves:
         return Findings()

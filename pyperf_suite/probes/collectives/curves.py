@@ -29,10 +29,8 @@ from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
 VARIANTS = ("in place", "registered", "symmetric", "no peer-to-peer")
-# With fewer sizes a law would only repeat them.
-FEWEST_SIZES = 3
-# From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
-SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
+FEWEST_SIZES = 3  # with fewer sizes a law would only repeat them
+SWITCH_REDUCES = ("NVLink 4", "NVLink 5")  # from this NVLink on, the switch between GPUs can reduce by itself (NVLS)
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,10 @@ class CurvePoint:
 
     @property
     def size(self) -> Quantity:
-        """S: what whole elements fill."""
         return Quantity(self.row.p.message_bytes, "size")
 
     @property
     def trips(self) -> int:
-        """Messages that follow each other in one iteration: of a ping_pong there and back."""
         return 2 if self.row.p.op == "ping_pong" else 1
 
     @property
@@ -66,12 +62,10 @@ class CurvePoint:
 
     @property
     def busbw(self) -> float:
-        """Return the bytes per second that a link carries."""
         return self.algbw() * float(bus_factor(self.row.p.operation.counted_as, self.row.p.ranks))
 
     @property
     def rate(self) -> Quantity:
-        """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
         rate = self.algbw() if self.row.p.ranks == 1 else self.busbw
         return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
 
@@ -94,12 +88,10 @@ class CurvePoint:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the ranks lived on; 1 if the record does not say."""
         return int(self.trials[0].sampling.get("nodes", 1))
 
     @property
     def peak(self) -> LinkPeak | None:
-        """The peak of the links; None where its ranks are joined by a network between nodes."""
         return peak_of(self.trials[0].identity) if self.nodes == 1 else None
 
     @property
@@ -153,7 +145,6 @@ class Curve:
 
     @property
     def how(self) -> str:
-        """Return the implementation and its variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     @property
@@ -173,7 +164,6 @@ class Curve:
 
     @property
     def counted_as(self) -> str:
-        """The name under which laws know the operation."""
         return str(self.p.operation.counted_as)
 
     @property
@@ -236,9 +226,7 @@ BETWEEN_NODES = (
     Claim("networks between nodes carry 5 to 1600 Gbps", PLAYBOOK, 5 * GBPS, 1600 * GBPS),
 )
 FEWEST_NODES = 4
-
-# Up to here the time of a message is mostly its start: what a layer above adds shows.
-SMALL_BYTES = 64 * 2**10
+SMALL_BYTES = 64 * 2**10  # up to here the time of a message is mostly its start: what a layer above adds shows
 
 # Panels of one row are still readable side by side.
 MOST_IN_A_ROW = 3

@@ -92,10 +92,7 @@ def stood_still(curves: Sequence[Curve]) -> Iterator[Remark]:
 
 @dataclass(frozen=True)
 class PairMap:
-    """Bytes a second, one direction, between pairs of ranks, lower rank first, at one size.
-
-    `paths` says how a pair is wired where the machine reports it, as in NV18 or PIX.
-    """
+    """Bytes a second, one direction, between pairs, lower rank first, at one size; `paths` as in NV18 or PIX."""
 
     how: str
     size_bytes: int
@@ -113,7 +110,6 @@ class PairMap:
 
     @cached_property
     def shares(self) -> dict[Pair, float]:
-        """Rate of each pair over that of the median pair with the same wiring."""
         medians = {
             path: statistics.median(self.rates[pair] for pair in similar)
             for path, similar in grouped(self.rates, self.paths.get).items()
@@ -124,12 +120,6 @@ class PairMap:
     def slow_pairs(self) -> list[Pair]:
         """Pairs far below the median of their kind, slowest first."""
         return sorted((pair for pair, share in self.shares.items() if share < SLOW_SHARE), key=self.shares.__getitem__)
-
-    @property
-    def slow_ranks(self) -> list[int]:
-        """Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone."""
-        links = {rank: [pair for pair in self.rates if rank in pair] for rank in range(self.ranks)}
-        return [rank for rank, own in links.items() if len(own) > 1 and set(self.slow_pairs).issuperset(own)]
 
 
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
@@ -149,7 +139,6 @@ def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
 
 
 def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
-    """Yield the rate of each pair of a point by the slower of its ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
     for a, b in point.row.p.pairs:
@@ -167,7 +156,10 @@ def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
 
 def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
     """How fast the pairs are, the slow ranks, or else the slow links, and the map."""
-    rates, ranks = pair_map.rates, pair_map.slow_ranks
+    rates = pair_map.rates
+    links = {rank: [pair for pair in rates if rank in pair] for rank in range(pair_map.ranks)}
+    # Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone.
+    ranks = [rank for rank, own in links.items() if len(own) > 1 and set(pair_map.slow_pairs).issuperset(own)]
     yield remark(
         "{map}: pairs carry {lowest} to {highest}, the median {median}; {slow} of {pairs} carry less than {limit} of "
         "the median of their kind",
@@ -192,17 +184,14 @@ def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
 
     columns = (Column("", "rank {}".format, priority=2), *map(to, pair_map.met))
     yield table(f"GB/s between ranks: {pair_map.name}", columns, pair_map.met)
-    yield pair_figure(pair_map)
-
-
-def pair_figure(pairs: PairMap) -> Figure:
-    """The map in colours: each pair over the median of those with the same wiring; white is as fast as that."""
-    values = tuple(tuple(pairs.shares.get((min(a, b), max(a, b)), math.nan) for b in pairs.met) for a in pairs.met)
-    heat_map = HeatMap(pairs.name, "rank", "rank", "rate over the median pair's", pairs.met, pairs.met, values)
-    similar = " with the same wiring" if pairs.paths else ""
-    return Figure(
-        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', pairs.name.lower())}",
-        f"Map of pairs: {pairs.ranks} ranks",
+    values = tuple(
+        tuple(pair_map.shares.get((min(a, b), max(a, b)), math.nan) for b in pair_map.met) for a in pair_map.met
+    )
+    heat_map = HeatMap(pair_map.name, "rank", "rank", "rate over the median pair's", pair_map.met, pair_map.met, values)
+    similar = " with the same wiring" if pair_map.paths else ""
+    yield Figure(
+        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', pair_map.name.lower())}",
+        f"Map of pairs: {pair_map.ranks} ranks",
         f"Measured, in one direction; 1 is the median of the pairs{similar}. Grey: not measured.",
         ((heat_map,),),
     )
@@ -210,8 +199,7 @@ def pair_figure(pairs: PairMap) -> Figure:
 
 # A drift or a change is reported where chance would do it in fewer soaks than this, of all cases together.
 SOAK_CHANCE = 0.01
-# Colours that can be distinguished in one picture.
-MOST_SHOWN = 6
+MOST_SHOWN = 6  # colours that can be distinguished in one picture
 
 
 @dataclass(frozen=True)
@@ -237,7 +225,6 @@ class Soaked:
 
     @property
     def relative(self) -> NDArray[np.float64]:
-        """Each trial's time over the median trial's."""
         return np.asarray(self.seconds / np.median(self.seconds))
 
     @property

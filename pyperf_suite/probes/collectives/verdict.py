@@ -46,7 +46,14 @@ class TrainingSizes:
         The names are the fields of ModelDimensions; without compute_ms a step computes at `flop_per_s`. Raises
         UserError for a name there is not, a value that is no number, and dimensions that no model can have.
         """
-        values = dict(_assignment(part) for part in text.split(","))
+        values: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            try:
+                values[name.strip()] = float({"true": "1", "false": "0"}.get(value.strip().lower(), value))
+            except ValueError:
+                what = f"{part.strip()!r} is no dimension of a model"
+                raise UserError(f"{what}: write NAME=NUMBER, as in hidden=4096.") from None
         names = (*(each.name for each in fields(ModelDimensions)), "seq", "compute_ms")
         unknown = values.keys() - {*names}
         needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
@@ -54,23 +61,15 @@ class TrainingSizes:
             wrong = f"knows no {min(unknown)}" if unknown else f"lacks {', '.join(sorted(needed))}"
             raise UserError(f"The model {text[:200]!r} {wrong}: give {', '.join(names)}.")
         compute_ms = values.pop("compute_ms", None)
-        for name, value in values.items():
-            if not value.is_integer():
-                raise UserError(f"{name}={value:g} was requested, but a model has whole numbers throughout.")
+        for name, number in values.items():
+            if not number.is_integer():
+                raise UserError(f"{name}={number:g} was requested, but a model has whole numbers throughout.")
         seq = int(values.pop("seq", USUAL_SEQ))
         for name, size in (("compute_ms", compute_ms), ("seq", seq)):
             if size is not None and not 0 < size < math.inf:
                 raise UserError(f"{name}={size:g} was requested, but has to be above 0.")
         model = ModelDimensions(**{name: int(value) for name, value in values.items()})  # type: ignore[arg-type]
         return cls(0.0, model, seq).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, seq)
-
-
-def _assignment(part: str) -> tuple[str, float]:
-    name, _, value = part.partition("=")
-    try:
-        return name.strip(), float({"true": "1", "false": "0"}.get(value.strip().lower(), value))
-    except ValueError:
-        raise UserError(f"{part.strip()!r} is no dimension of a model: write NAME=NUMBER, as in hidden=4096.") from None
 
 
 @dataclass(frozen=True)

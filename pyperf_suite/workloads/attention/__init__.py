@@ -96,7 +96,6 @@ class AttentionParameters:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Shape of each operand by name; the gradients stand there only for the backward pass."""
         shapes = {"q": self.q_shape, "k": self.k_shape, "v": self.k_shape, "o": self.q_shape}
         if self.backward:
             shapes |= {"do": self.q_shape, "dq": self.q_shape, "dk": self.k_shape, "dv": self.k_shape}
@@ -120,8 +119,7 @@ class AttentionParameters:
             )
 
 
-# Q, K and V to O.
-Attend = Callable[[Any, Any, Any], Any]
+Attend = Callable[[Any, Any, Any], Any]  # Q, K and V to O
 
 # Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
 SCORES_SHARE = 0.9
@@ -173,7 +171,6 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         return launches
 
     def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
-        """Launches, of which one has run, and what is known of the kernel so far."""
         raise NotImplementedError
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
@@ -198,10 +195,7 @@ def bind_attend(parameters: AttentionParameters, tensors: TorchTensors, attend: 
 def require_score_memory(
     parameters: AttentionParameters, tensors: TorchTensors, launch_bytes: int, kept_bytes: int
 ) -> None:
-    """Raise Unsupported where the score matrices do not fit in the memory that is free.
-
-    `launch_bytes` of each pair of query and key live during a launch, `kept_bytes` for each operand set.
-    """
+    """Raise Unsupported where score matrices, at these bytes a pair by launch and by set, exceed the free memory."""
     pairs = parameters.batch * parameters.heads * parameters.seq_q * parameters.keys
     needed = pairs * (launch_bytes + kept_bytes * tensors.count)
     free = free_bytes(tensors.place.device)
@@ -341,11 +335,7 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
 
 
 def switches(torch: Any, backend: str) -> Callable[[], None]:
-    """A function that allows this backend alone, or all for "default".
-
-    Set before each launch, as they are torch's for the whole process: a third of a microsecond, where the context
-    manager torch.nn.attention.sdpa_kernel, which sets the same, takes fifty.
-    """
+    """A function that allows this backend alone, or all for "default"; torch's own context manager takes 50 us."""
     calls = [
         (getattr(torch.backends.cuda, function), backend in ("default", name)) for name, function in SWITCHES.items()
     ]

@@ -1,7 +1,4 @@
-"""Attention as an operator, forward and backward: our own kernels, on a GPU in CUDA and Triton, and two products.
-
-A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
-"""
+"""Attention as an operator, forward and backward: our own kernels, on a GPU in CUDA and Triton, and two products."""
 
 from __future__ import annotations
 
@@ -60,9 +57,7 @@ from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 # Target that parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
-
-# Bytes of an element of the softmax between two products.
-SINGLE_BYTES = 4
+SINGLE_BYTES = 4  # bytes of an element of the softmax between two products
 
 
 class TritonAttention(TimedImplementation[AttentionParameters]):
@@ -84,10 +79,7 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
 
 
 def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, multiprocessors: int) -> Launches:
-    """Launches on each operand set; those of the backward pass keep the forward's O and log-sum-exp.
-
-    Raises ValueError where the device has too little of what the blocks need.
-    """
+    """Launches on each operand set, after a forward pass for gradients. Raises ValueError if the blocks do not fit."""
     configuration, shape = configuration_of(parameters, target), shape_of(parameters)
     # The backward pass alone takes blocks of its own.
     own = replace(parameters, blocks=None) if parameters.backward else parameters
@@ -121,10 +113,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
 
 
 def configuration_of(parameters: AttentionParameters, target: str) -> Configuration:
-    """The Triton configuration for a case on a target. Raises ValueError where there is none.
-
-    Stages and warps that the blocks leave at 1 are the target's own. Blocks larger than TMA's go by addresses.
-    """
+    """The Triton configuration of a case, stages and warps the target's where left at 1. Raises ValueError for none."""
     p, requested = parameters, parameters.blocks
     default = default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)
     if requested is None:
@@ -155,10 +144,7 @@ def gpu_of(tensors: TorchTensors) -> tuple[str, int]:
 
 
 def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int | None]:
-    """Registers, spills, shared memory and slots of a compiled kernel; None where they are not known.
-
-    Slots are the programs that the whole device holds at once.
-    """
+    """Registers, spills, shared memory and slots (programs on the device at once) of a kernel; None if unknown."""
     registers = getattr(compiled, "n_regs", None)
     shared_bytes = None if compiled is None else compiled.metadata.shared
     resident = None
@@ -205,7 +191,6 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         return attention_sm90.specialise(p.head_dim, dtype, blocks.m, blocks.n, stages)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
-        """Compile for the device, place the operand sets in its memory, encode every launch."""
         gpu = cuda_device(place.device.index)
         memory = DeviceMemory(operands, place, gpu)
         with refusing(Unsupported):
@@ -316,10 +301,7 @@ def default_native_blocks(parameters: AttentionParameters, isa: str | None = Non
 
 
 class TwoGemm(TorchAttention):
-    """Scores by one batched product, which scales and masks them, their softmax in fp32, times V by another.
-
-    Or `products_alone`: what lies between them was computed before.
-    """
+    """Scores by a batched product, their softmax in fp32, times V by another; or the `products_alone`."""
 
     def __init__(self, name: str, products_alone: bool = False) -> None:
         self.name, self._products_alone = name, products_alone  # type: ignore[misc]
@@ -347,10 +329,7 @@ class TwoGemm(TorchAttention):
 
 
 class BatchedProducts:
-    """The products over [batch · kv_heads, rows, columns]: a group's queries are rows of one product with its keys.
-
-    So grouped-query attention expands nothing, and shows in the products' sizes.
-    """
+    """The products over [batch · kv_heads, rows, columns]: a group's queries are rows of one product with its keys."""
 
     def __init__(self, torch: Any, parameters: AttentionParameters, device: Any) -> None:
         self._torch = torch

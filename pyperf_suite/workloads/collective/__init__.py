@@ -45,9 +45,7 @@ LARGEST_EXACT = {
 
 # Elements after which values repeat: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
 PERIOD = 65_521
-
-# NaN in every floating-point type and -1 in the integers; no correct output is either.
-POISON_BYTE = 0xFF
+POISON_BYTE = 0xFF  # NaN in every floating-point type and -1 in the integers; no correct output is either
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,7 @@ class CollectiveParameters:
 
     @property
     def pairs(self) -> Pairs:
-        """(source, destination) of each transfer of ping_pong (who begins, who answers), bisection or pairs.
-
-        Raises UserError where the pattern cannot be read.
-        """
+        """(source, destination) of each transfer of ping_pong, bisection or pairs. Raises UserError for others."""
         if self.op == "bisection":
             half = self.ranks // 2
             return tuple((rank, (rank + half) % (2 * half)) for rank in range(2 * half))
@@ -280,10 +275,7 @@ class RankData:
             send.repeat(self.input_at, _inputs(self.parameters, self.rank)[: self.inputs], self.inputs)
 
     def check(self, output: Memory | None) -> Checked:
-        """Compare all of the output (in place the send buffer) with what it must be; a rank without any has none wrong.
-
-        It is compared where it lies, so that 8 GiB on a GPU cost no more of the host than a few bytes do.
-        """
+        """Compare all of the output, where it lies, with what it must be; a rank without any has none wrong."""
         wrong, first_wrong, at, count = 0, "", 0, self.parameters.count
         for values in self.expected() if output is not None else ():
             assert output is not None
@@ -341,10 +333,7 @@ class Exchange(Transfers):
 
 
 def _bounds(due: Stored, parameters: CollectiveParameters) -> tuple[Stored, Stored]:
-    """The least and the largest value that is right, of each: both what is due unless it may be rounded.
-
-    No value is negative, so floats are in the order of their bits.
-    """
+    """The least and the largest right value of each; none is negative, so floats are in the order of their bits."""
     tolerance = relative_tolerance(parameters)
     if not tolerance:
         return due, due
@@ -420,7 +409,6 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
 
 
 def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
-    """Return the positions of one period, or of all elements if they are fewer."""
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 

@@ -1,8 +1,4 @@
-"""Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs.
-
-Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in training
-scripts.
-"""
+"""Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -19,23 +15,13 @@ from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters,
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.workloads.on_ranks import OnRanks, OverGloo, OverNccl
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import (
-    ExecutionContext,
-    Kernel,
-    RankTimes,
-    Transfers,
-    Work,
-    by_name,
-)
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, RankTimes, Transfers, Work, by_name
 
-# Types of gloo.
-DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")  # types of gloo
 
 # Functions' names in older versions of torch.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-
-# torch's names of reductions.
-REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
+REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}  # torch's names of reductions
 
 # Elements that are compared at once on a GPU, where each step costs a launch, and on the host.
 CHUNK, HOST_CHUNK = 1 << 24, 1 << 20
@@ -97,17 +83,16 @@ class TorchTransfers(Exchange):
         self._output: Any
         self._input = self.send.tensor[data.input_at :][: data.inputs] if data.inputs else None
         self._output = into.tensor[data.output_at :][: data.outputs] if data.outputs else None
+        self.call: Any
         self.call, function = self._bound()
         self.kernel = Kernel(function, path, {"torch": torch.__version__})
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        def meet() -> None:
-            self._distributed.barrier(self._group)
-
-        return on_ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
+        count = iterations if self.takes_part else 0
+        return on_ranks.timed_one_by_one(self.call, count, lambda: self._distributed.barrier(self._group), self._where)
 
     def close(self) -> None:
-        self.call, self._input, self._output = _closed, None, None
+        self.call = self._input = self._output = None
         super().close()
 
     def _bound(self) -> Named:
@@ -251,10 +236,6 @@ def _wait(works: Sequence[Any]) -> None:
 
 def _nothing() -> None:
     """Do nothing, as an idle rank."""
-
-
-def _closed() -> None:
-    raise RuntimeError("These transfers are closed.")
 
 
 class Collective(OnRanks[CollectiveParameters]):

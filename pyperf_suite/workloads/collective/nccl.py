@@ -42,13 +42,9 @@ FUNCTIONS = {
     "gather": "ncclGather",
     "scatter": "ncclScatter",
 }
-# Longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first.
-NCCL_PATIENCE_S = 10.0
-
+NCCL_PATIENCE_S = 10.0  # longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
-
-# Ranks of one id: meeting takes time in proportion to them, and this is torch's own share of one.
-RANKS_PER_ID = 128
+RANKS_PER_ID = 128  # ranks of one id: meeting takes time in proportion to them, and this is torch's own share of one
 
 # Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
 GRAPH_CALLS = 16
@@ -115,7 +111,7 @@ def _connection(settings: dict[str, int], group: Group, device: Device, deadline
 
     connection = do_together(group, "connect by NCCL", connect, deadline_s)
     # A call that hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
-    group.watchdog.before_end(connection.communicator.request_abort)
+    group.watchdog.before_end.append(connection.communicator.request_abort)
     _CONNECTIONS[key] = connection
     return connection
 
@@ -234,7 +230,6 @@ class NcclTransfers(Exchange):
         super().close()
 
     def _details(self, library: Any) -> dict[str, Any]:
-        """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
         p = self.data.parameters

@@ -155,10 +155,7 @@ TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (
 
 
 class LibraryMatmul(TimedImplementation[MatmulParameters]):
-    """torch's product: MKL, oneDNN or OpenBLAS on a CPU, as torch was built, and cuBLAS on a GPU.
-
-    What `pads` fills the operands up to multiples of `pad_to` at each call, as users do it.
-    """
+    """torch's product: a CPU's BLAS as torch was built with, or cuBLAS; `pads` fills operands up at each call."""
 
     needs_torch = True
 
@@ -235,13 +232,7 @@ def bind(torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any) -> Bo
 def bind_padded(
     torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any, multiply: Callable[..., object]
 ) -> BoundLaunch:
-    """C = A·B by `torch.nn.functional.pad` of what has to grow, a product of the padded sizes, and its slice.
-
-    The memory of the padded product is made once, as that of C is for a product without padding; the padded operands
-    are made anew at each call, as the function makes them. A slice that leaves only rows out is contiguous already, so
-    it costs nothing and the result is a view. One that leaves columns out is copied into C, because most of what
-    follows in a network wants rows without gaps.
-    """
+    """C = A·B of operands padded at each call, into memory made once; a slice of columns is copied into C."""
     padded, pad = parameters.padded, torch.nn.functional.pad
     stored = (
         (a, _margins(parameters.a_shape, padded.a_shape), parameters.a_transposed),
@@ -267,10 +258,7 @@ def bind_padded(
 
 
 def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
-    """Return the padding of a product for its record: the sizes multiplied, the operands padded, the slice's kind.
-
-    Empty for a product that is not padded.
-    """
+    """Return the padding of a product for its record: sizes multiplied, operands padded, slice; empty without any."""
     if parameters.pad_to == 1:
         return {}
     padded = parameters.padded
@@ -283,15 +271,11 @@ def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
 
 
 def _margins(shape: tuple[int, int], padded: tuple[int, int]) -> tuple[int, ...] | None:
-    """Return the padding before and after the last dimension, then the first; None if there is nothing to add."""
     return None if shape == padded else (0, padded[1] - shape[1], 0, padded[0] - shape[0])
 
 
 def multiplier(torch: Any, parameters: MatmulParameters, device: Any) -> Callable[..., object]:
-    """`multiply(a, b, out=c)` for logical A, B and C on the device.
-
-    float8 operands are scaled by 1, and torch's default of the more exact accumulation stands.
-    """
+    """`multiply(a, b, out=c)` for logical A, B and C on the device; float8 operands are scaled by 1."""
     multiply: Callable[..., object] = torch.mm
     if parameters.dtype == "int8":
         multiply = torch._int_mm

@@ -51,17 +51,13 @@ USUAL_STAGES = (4, 3, 2)
 # The kernels' names of element types; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
 
-Addresses = tuple[int, int, int]
-"""Addresses of A, B and C in the device's memory."""
+Addresses = tuple[int, int, int]  # addresses of A, B and C in the device's memory
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
-    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses.
-
-    Where neither fits the device's shared memory and the tile leaves the stages open, the same with fewer stages.
-    """
+    """`kernels/matmul.py`: by tensor descriptors where device and shapes allow, with fewer stages where memory asks."""
 
     name = "triton"
     device_kind = "cuda"
@@ -146,7 +142,6 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
             self.specialise(parameters, (0, 0, 0))
 
     def tile(self, parameters: MatmulParameters) -> Tile:
-        """The requested tile, or the one that the kernel begins with."""
         if parameters.tile is not None:
             return parameters.tile
         m, n, k, cluster = self.kernel.default_tile(parameters.m, parameters.n, parameters.schedule.workers)

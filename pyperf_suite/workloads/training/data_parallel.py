@@ -95,8 +95,7 @@ class DataParallelParameters(TransformerShape):
         width = DTYPES[self.dtype]
         kind, every = self.checkpointing.kind, self.checkpointing.every
         keeping = ActivationPolicy(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
-        activations = kept_bytes(self.dimensions, self.batch, self.seq, keeping).total
-        return 3 * self.gradient_bytes + int(activations)
+        return 3 * self.gradient_bytes + int(kept_bytes(self.dimensions, self.batch, self.seq, keeping).total)
 
     @property
     def exchanges(self) -> int:
@@ -169,26 +168,21 @@ class Replica(RankSteps):
         self._batches, self._due = [], []
 
     def _details(self) -> dict[str, Any]:
-        """Return the exchange for records: the buckets that DDP cut, and the bytes that this rank sends in a step."""
         p = self._parameters
         weights = sum(each.numel() for each in self.model.parameters())
-        found: dict[str, Any] = {"parameters": weights, **self._torch_details()}
+        details: dict[str, Any] = {"parameters": weights, **self._torch_details()}
         if p.exchange in ("ddp", "after"):
-            buckets = self._buckets() if p.exchange == "ddp" else [weights * DTYPES[p.dtype]]
+            buckets = [weights * DTYPES[p.dtype]]
+            if p.exchange == "ddp":
+                # The second step cuts buckets anew, in the order of gradients, which DDP logs in the third.
+                for _ in range(3):
+                    self._run(self.call)
+                logged = self.call._get_ddp_logging_data()
+                sizes = str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"])
+                buckets = [int(size) for size in sizes.split(",")]
             sent = round(p.exchanges * sum(buckets) * float(bus_factor("all_reduce", p.ranks)))
-            found |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
-        return found
-
-    def _buckets(self) -> list[int]:
-        """Bytes of every bucket in order, by DDP's own log.
-
-        The first step shows it the order in which gradients are made, by which it cuts buckets anew in the second; that
-        is logged as the third begins.
-        """
-        for _ in range(3):
-            self._run(self.call)
-        logged = self.call._get_ddp_logging_data()
-        return [int(size) for size in str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(",")]
+            details |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
+        return details
 
     def _wrapped(self, model: Any) -> Any:
         p = self._parameters
@@ -230,11 +224,7 @@ class Replica(RankSteps):
         return micro_batches
 
     def _single_process(self) -> list[Any]:
-        """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
-
-        In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
-        that is looked for.
-        """
+        """Each weight's gradient over all ranks, computed here in float64, on a GPU in float32."""
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
@@ -281,8 +271,7 @@ class DataParallel(OnRanks[DataParallelParameters]):
 # Timed runs. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
 MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
-# Bytes of an element of the float64 copies by which products and means are compared.
-WIDE_BYTES = 8
+WIDE_BYTES = 8  # bytes of an element of the float64 copies by which products and means are compared
 
 # The background operation runs MARGIN times as long as the timed one, which may get slower and must not outlast it.
 MARGIN = 1.5
@@ -320,10 +309,6 @@ class OverlapParameters:
         return (3 * DTYPES[self.dtype] + WIDE_BYTES) * self.size**2 + self.bytes + 2 * WIDE_BYTES * self.count
 
     @property
-    def has_product(self) -> bool:
-        return self.run != "all_reduce"
-
-    @property
     def has_all_reduce(self) -> bool:
         return self.run != "product"
 
@@ -334,10 +319,7 @@ class OverlapParameters:
 
 
 class SideBySide(RankSteps):
-    """One rank's operands of a product and buffer of an all_reduce; subclasses know how the two run.
-
-    The all_reduce takes the mean: repeated on its own result it changes nothing, where sums would grow without end.
-    """
+    """One rank's operands of a product and buffer of an all_reduce, of the mean, which repeated changes nothing."""
 
     def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
         super().__init__(parameters, rank, group, where)
@@ -350,8 +332,7 @@ class SideBySide(RankSteps):
         self._mean = torch.distributed.ReduceOp.AVG
         self.poison()
         # A mean that is rounded drifts when it is taken again and again.
-        drifts = parameters.has_all_reduce and not self._mean_is_exact
-        self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
+        self.unchecked = BUILD_ON_EACH_OTHER if parameters.has_all_reduce and not self._mean_is_exact else ""
         self._others = 0
         self._others = self._agreed_others()
         self.kernel = Kernel("product_and_all_reduce", f"{where.split(':')[0]} {parameters.run}", self._details())
@@ -377,7 +358,7 @@ class SideBySide(RankSteps):
     def verify_last(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
         p, checks = self._parameters, []
-        if p.has_product:
+        if p.run != "all_reduce":
             product = self._product_verified()
             checks.append(Checked(int(not product.passed), self._out.numel(), product.message))
         if p.has_all_reduce:
@@ -493,7 +474,6 @@ class OnGpu(SideBySide):
         super().__init__(parameters, rank, group, where)
 
     def timed(self, run: str) -> Times:
-        """Time products and all_reduces from one beginning to the end of one of their streams, or of both."""
         products, all_reduces, end = {
             "product": (1, 0, "main"),
             "all_reduce": (0, 1, "side"),

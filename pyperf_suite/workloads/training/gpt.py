@@ -1,7 +1,4 @@
-"""The transformer of the training workloads in torch's own modules.
-
-Imported where a case is prepared and nowhere else, for its classes are torch's.
-"""
+"""The transformer of the training workloads in torch's own modules, imported where a case is prepared."""
 
 from __future__ import annotations
 
@@ -18,12 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.process.system import begin_deadline_anew
@@ -45,8 +37,7 @@ KEPT_BY_SELECTIVE = frozenset(
     }
 )
 
-# By the names that shapes have for them.
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}  # by the names that shapes have for them
 
 
 class AttentionLayer(nn.Module):
@@ -68,23 +59,19 @@ class AttentionLayer(nn.Module):
         q, k, v = heads_of(self.qkv(x), self.split, self.head_dim)
         dropout = self.dropout if self.training else 0.0
         if self.explicit:
-            result = attention_written_out(q, k, v, self.get_buffer("hidden_keys"), dropout)
+            # By its formula, with all scores in memory.
+            group = q.shape[1] // k.shape[1]
+            if group > 1:
+                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            weights = scores.masked_fill(self.get_buffer("hidden_keys"), float("-inf")).softmax(dim=-1)
+            result = functional.dropout(weights, dropout) @ v
         else:
             with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
                 result = functional.scaled_dot_product_attention(
                     q, k, v, dropout_p=dropout, is_causal=self.causal, enable_gqa=self.shares_heads
                 )
         return self.out(result.transpose(1, 2).flatten(2))
-
-
-def attention_written_out(q: Tensor, k: Tensor, v: Tensor, hidden_keys: Tensor, dropout: float = 0.0) -> Tensor:
-    """By its formula, with all scores in memory."""
-    group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    weights = scores.masked_fill(hidden_keys, float("-inf")).softmax(dim=-1)
-    return functional.dropout(weights, dropout) @ v
 
 
 class Mlp(nn.Module):
@@ -213,10 +200,7 @@ def require_attention(shape: TransformerShape, device: torch.device | str, dtype
 
 
 def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
-    """Seeded tokens and targets [batch, seq] for a Gpt, classes [batch] for an Encoder; for Blocks a standard normal x.
-
-    That is [batch, seq, hidden].
-    """
+    """Seeded tokens and targets [batch, seq] of a Gpt, classes [batch] of an Encoder, x [batch, seq, hidden] else."""
     generator = torch.Generator().manual_seed(seed)
     if not shape.vocab:
         return (torch.randn(shape.batch, shape.seq, shape.hidden, generator=generator),)

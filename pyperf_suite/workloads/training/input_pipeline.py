@@ -46,19 +46,14 @@ MODELS = ("device", "host")
 # Files are written first, and a case has minutes for all it does.
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
-# The last ones are reported; a standard trial has far fewer.
-MOST_REPORTED = 4096
+MOST_REPORTED = 4096  # the last ones are reported; a standard trial has far fewer
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
 PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
 class TextFiles:
-    """A file of words a sample, by which a tokeniser of a fixed vocabulary finds their numbers: [LENGTH] int64 tokens.
-
-    Index it for the decoded sample, as torch's DataLoader does in its workers. It holds no handles: a worker that is
-    started rather than forked gets a copy.
-    """
+    """A file of words a sample, of which a tokeniser of a fixed vocabulary makes [LENGTH] int64 tokens."""
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         self._folder, self._count, self._seed = folder, count, seed
@@ -82,10 +77,7 @@ class TextFiles:
         return [f"sample {number} is not what was written" for number in different]
 
     def checked(self, batches: Any) -> Checked:
-        """One epoch: every sample once, and as it was written.
-
-        `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
-        """
+        """One epoch: each sample once and as written; `batches` yields (numbers, samples) in host memory."""
         seen = np.zeros(len(self), dtype=int)
         wrong: list[str] = []
         for numbers, samples in batches:
@@ -95,7 +87,6 @@ class TextFiles:
         return Checked(len(wrong), len(self), wrong[0] if wrong else "")
 
     def expected(self, index: int) -> NDArray[np.int64]:
-        """Return the tokens that the sample must decode to."""
         return np.random.default_rng((self._seed, index)).integers(0, VOCABULARY, LENGTH)
 
 
@@ -195,13 +186,20 @@ class LoaderSteps(Prepared):
         for a first epoch to its first batch, `next_epoch` the same for the second.
         """
         reported = list(self._reported)[len(self._reported) // 2 :]
-        first, later = self._epoch_begins()
+        # Seconds to the first batch of a loader's first epoch, and of its second, with nothing prefetched.
+        self._batches, loader, begins_s = None, self._loader(range(len(self._files))), []
+        for _ in range(2):
+            begin = time.perf_counter()
+            batches = iter(loader)
+            next(batches)
+            begins_s.append(time.perf_counter() - begin)
+            deque(batches, maxlen=0)
         return {
             "wait": Observed("s", [wait for wait, _ in reported]),
             "model": Observed("s", [step for _, step in reported]),
             "starved": Observed("1", [wait / (wait + step) for wait, step in reported]),
-            "first_batch": Observed("s", [first]),
-            "next_epoch": Observed("s", [later]),
+            "first_batch": Observed("s", [begins_s[0]]),
+            "next_epoch": Observed("s", [begins_s[1]]),
         }
 
     def close(self) -> None:
@@ -234,19 +232,6 @@ class LoaderSteps(Prepared):
     def _moved(self, samples: Any) -> Any:
         return samples.to(self._where.device, non_blocking=self._parameters.pinned)
 
-    def _epoch_begins(self) -> tuple[float, float]:
-        """Seconds to the first batch of a loader's first epoch, and of its second, with nothing prefetched."""
-        self._batches = None
-        loader = self._loader(range(len(self._files)))
-        seconds = []
-        for _ in range(2):
-            begin = time.perf_counter()
-            batches = iter(loader)
-            next(batches)
-            seconds.append(time.perf_counter() - begin)
-            deque(batches, maxlen=0)
-        return seconds[0], seconds[1]
-
 
 class Model:
     """A step of given length. On a host without a GPU a "device" is one that sleeps: it leaves the cores to loaders."""
@@ -257,7 +242,14 @@ class Model:
         at = where.device if kind == "device" else "cpu"
         edge = PRODUCT["cuda" if kind == "device" and where.is_gpu else "cpu"]
         self._operands = tuple(where.torch.ones(edge, edge, device=at) for _ in range(3))
-        self.products = 0 if self._sleeps else self._calibrated(seconds)
+        self.products, spent_s, tried = 0, list[float](), 16
+        if not self._sleeps:
+            self._multiply(tried)
+            for _ in range(9):
+                begin = time.perf_counter()
+                self._multiply(tried)
+                spent_s.append((time.perf_counter() - begin) / tried)
+            self.products = round(seconds / median(spent_s))
 
     def step(self) -> None:
         if self._sleeps:
@@ -270,16 +262,6 @@ class Model:
         for _ in range(times):
             self._where.torch.mm(left, right, out=out)
         self._where.synchronize()
-
-    def _calibrated(self, seconds: float) -> int:
-        tried = 16
-        self._multiply(tried)
-        spent = []
-        for _ in range(9):
-            begin = time.perf_counter()
-            self._multiply(tried)
-            spent.append((time.perf_counter() - begin) / tried)
-        return round(seconds / median(spent))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):

@@ -1,7 +1,4 @@
-"""One pass of one layer, by itself or as a part of a transformer block in forward, as workloads.
-
-Shapes, bytes and FLOPs are data; each layer has torch's own call and the formula in float64.
-"""
+"""One pass of one layer, by itself or as a part of a transformer block in forward, as workloads."""
 
 from __future__ import annotations
 
@@ -56,17 +53,13 @@ T = TypeVar("T")
 
 
 class LayerShapes:
-    """Shapes of a pass by its parameters: the sizes of its tensors, and the work that they take.
-
-    `most_sets` operand sets are rotated through; forward keeps what backward needs where it `keeps_graph`.
-    """
+    """Sizes of a pass's tensors, and its work; `most_sets` rotate, and `keeps_graph` keeps what backward needs."""
 
     most_sets: ClassVar[int] = MOST_SETS
     keeps_graph: ClassVar[bool] = True
 
     @property
     def sizes(self: Any) -> tuple[int, int, int]:
-        """Elements of the inputs, of the weights and of the result."""
         inputs, weights = (sum(map(math.prod, shapes)) for shapes in (self.inputs, self.weights))
         return inputs, weights, math.prod(self.output)
 
@@ -98,11 +91,9 @@ class LayerShapes:
         return Work(flop, moved[self.phase] * self.element_bytes)
 
     def entering(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the layer's inputs, of the inputs as they are drawn."""
         return inputs
 
     def of_phase(self: Any, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
-        """Select, of items of the inputs and of the weights, those whose gradients the pass computes."""
         return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
 
 
@@ -177,10 +168,7 @@ class LayerPassParameters(LayerShapes):
 
 @dataclass(frozen=True)
 class BlockPartParameters(LayerShapes, TransformerShape):
-    """A transformer, the part of one of its blocks that is timed, in that type and on `workers` CPU cores.
-
-    Forward alone, without autograd, on a single set of operands, as a block's own are warm.
-    """
+    """A transformer, and the part of one of its blocks that is timed: forward alone, on warm operands."""
 
     most_sets = 1
     keeps_graph = False
@@ -288,8 +276,7 @@ def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:
     hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
 
     def one(q: Any, k: Any, v: Any) -> Any:
-        scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(hidden, float("-inf"))
-        return scores.softmax(-1) @ v
+        return (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
     class Head(torch.autograd.Function):
         """Computed again in backward. torch.utils.checkpoint would import torch's compiler, which takes seconds."""

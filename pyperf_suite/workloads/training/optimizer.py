@@ -75,8 +75,7 @@ def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: flo
     update = gradient / (rows * columns / rows.mean(axis=-2, keepdims=True)) ** 0.5
     update = update / (_root_mean_square(update) / CLIP).clip(min=1.0)
     scaled = _root_mean_square(weight).clip(min=LEAST_SCALE) * min(rate, step**-0.5)
-    after = weight * (1 - rate * decay) - scaled * update
-    return after, {"row_var": rows, "col_var": columns}
+    return weight * (1 - rate * decay) - scaled * update, {"row_var": rows, "col_var": columns}
 
 
 @dataclass(frozen=True)
@@ -157,10 +156,7 @@ OPTIMIZERS = tuple(RULES)
 
 @dataclass(frozen=True)
 class TensorSet:
-    """`tensors` matrices of one size, or the parameters of a named shape (shapes.py), which are of several.
-
-    `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS, or the shape's name.
-    """
+    """`tensors` matrices of one size, or the parameters of a named shape; `parse` reads what `str` writes."""
 
     tensors: int
     rows: int
@@ -185,12 +181,10 @@ class TensorSet:
 
     @functools.cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of each."""
         return tensor_sizes(SHAPES[self.shape]) if self.shape else ((self.rows, self.columns),) * self.tensors
 
     @property
     def elements_each(self) -> int:
-        """Mean elements of a tensor."""
         return self.elements // self.tensors
 
     @property
@@ -214,13 +208,9 @@ class OptimizerUpdateParameters:
         return RULES[self.optimizer].states
 
     @property
-    def tensor_bytes(self) -> int:
-        return DTYPES[self.dtype] * self.tensors.elements
-
-    @property
     def moved_bytes(self) -> int:
         """Weights and states are read and written, gradients read."""
-        return (3 + 2 * self.states) * self.tensor_bytes
+        return (3 + 2 * self.states) * DTYPES[self.dtype] * self.tensors.elements
 
     def validate(self) -> None:
         if self.tensors.elements > MOST_ELEMENTS:
@@ -258,10 +248,7 @@ class UpdateSteps(Prepared):
         self.optimizer.step()
 
     def check(self) -> Checked:
-        """One more update of all tensors, weights and states element by element, against float64 from where they stand.
-
-        States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
-        """
+        """One more update of all tensors against float64; of 8-bit states a first one, by an optimizer without any."""
         after = self.tensors
         before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:
@@ -363,7 +350,7 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
     )
 
     def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        return 2 * (2 + parameters.states) * parameters.tensor_bytes
+        return 2 * (2 + parameters.states) * DTYPES[parameters.dtype] * parameters.tensors.elements
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
         return Work(0, parameters.moved_bytes)

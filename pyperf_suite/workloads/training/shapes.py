@@ -56,10 +56,7 @@ def tensor_sizes(shape: TransformerShape) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A guide's measurement of one of its models; `batch` is of one pass on one GPU, `samples_per_s` of one GPU.
-
-    `memory` is what nvidia-smi showed, in bytes. None is not stated.
-    """
+    """A guide's measurement of a model on one GPU; `memory` is nvidia-smi's, in bytes. None is not stated."""
 
     shape: str
     batch: int

@@ -25,12 +25,7 @@ from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.training_step import (
-    StepWorkload,
-    TorchSteps,
-    TrainingStep,
-    TrainingStepParameters,
-)
+from pyperf_suite.workloads.training.training_step import StepWorkload, TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     ByFunction,
     Checked,
@@ -46,8 +41,7 @@ from pyperf_suite.workloads.workload import (
 # A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
 # on the same device that gradients are compared with.
 FLOAT64_FLOP = 10_000_000_000
-# The optimizer's state is made by the first one, and the allocator has what it keeps after the second.
-STEPS_SHOWN = 3
+STEPS_SHOWN = 3  # the optimizer's state is made by the first one, and the allocator has what it keeps after the second
 # Within which a process of its own has to answer, so that it is ended before the worker that waits for it.
 PART_OF_DEADLINE = 0.9
 
@@ -60,7 +54,6 @@ class WatchedSteps(TorchSteps):
         super().__init__(replace(parameters, precision=torch_name(parameters.precision), part="train"), seed, where)
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
         assert self._optimizer is not None
         found = super().bytes_by_kind()
         found["parameters"] = sum(each.numel() for each in self.model.parameters())
@@ -142,7 +135,8 @@ class CheckpointedSteps(TorchSteps):
     """Steps that are known to fit into a budget."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
-        self._batch, self._budget = parameters.batch, parameters.budget_bytes or _free_bytes(where)
+        free_bytes = where.torch.cuda.mem_get_info(where.device)[0] if where.is_gpu else memory.available_bytes()
+        self._batch, self._budget = parameters.batch, parameters.budget_bytes or int(free_bytes)
         # The input of the first block is kept in 2 bytes an element or more, whatever is dropped.
         self._require_fits(2 * parameters.tokens * parameters.hidden, "its input alone is too large")
         super().__init__(parameters, seed, where)
@@ -163,10 +157,7 @@ class CheckpointedSteps(TorchSteps):
             raise Unsupported(f"Batch {self._batch} does not fit: {why}, and {self._budget / 1e6:.4g} MB are allowed.")
 
     def check(self) -> Checked:
-        """The batch against float64, or its first sequence where all of it would take too long.
-
-        Where that would too, against the same model without checkpointing on the same device.
-        """
+        """Compare the batch with float64, else its first sequence, else with the model without checkpointing."""
         if self._affords_float64(self._batch):
             return super().check()
         with self._one_sequence():
@@ -186,8 +177,7 @@ class CheckpointedSteps(TorchSteps):
 
     def _affords_float64(self, sequences: int) -> bool:
         passes = 1 if self._p.goes_back else PASSES
-        flop = CheckpointedStep().work(self._p).flop * passes / self._batch
-        return flop * sequences <= FLOAT64_FLOP
+        return CheckpointedStep().work(self._p).flop * passes / self._batch * sequences <= FLOAT64_FLOP
 
     def _kept_bytes(self) -> int:
         return int(self._held_bytes.kept(self.model, self.forward).total)
@@ -245,9 +235,3 @@ class CheckpointedStep(TrainingStep):
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
         return parameters.state_bytes
-
-
-def _free_bytes(where: TorchDevice) -> int:
-    if where.is_gpu:
-        return int(where.torch.cuda.mem_get_info(where.device)[0])
-    return memory.available_bytes()

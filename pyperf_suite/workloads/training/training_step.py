@@ -29,12 +29,7 @@ from pyperf_suite.workloads.backends import (
     use_products_of,
 )
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import (
-    ATTENTIONS,
-    Checkpointing,
-    TransformerShape,
-    requested_flop,
-)
+from pyperf_suite.workloads.training import ATTENTIONS, Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
@@ -127,10 +122,7 @@ class TrainingStepParameters(TransformerShape):
             raise UserError(f"{self.precision} casts no weights: leave cast_cache={self.cast_cache} out.")
 
     def require_reference(self, sequences: int) -> None:
-        """Raise Unsupported where the host has no room for gradients in float64, of `sequences` sequences at a time.
-
-        Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
-        """
+        """Raise Unsupported where the host has no room for float64 gradients of `sequences` sequences at a time."""
         keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
         kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
         model = self.dimensions
@@ -159,7 +151,11 @@ class TorchSteps(ComparedLaunches):
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
-            _require_compiler(where)
+            if where.is_gpu:
+                if importlib.util.find_spec("triton") is None:
+                    raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
+            elif shutil.which(os.environ.get("CXX", "g++")) is None:
+                raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
         self._call = torch.compile(self.model) if p.compiled else self.model
         weights = list(self.model.parameters())
         self._optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=DECAY) if p.updates else None
@@ -180,7 +176,6 @@ class TorchSteps(ComparedLaunches):
             self._optimizer.step()
 
     def passes(self) -> None:
-        """A step without its update."""
         p = self._p
         around_all = p.cast_cache != CAST_CACHES[0]
         if p.goes_back:
@@ -353,22 +348,11 @@ class TorchSteps(ComparedLaunches):
         return tensor.to(self._where.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
 
-def _require_compiler(where: TorchDevice) -> None:
-    if where.is_gpu:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
-    elif shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
-
-
 class PrecisionSteps(TorchSteps):
     """Steps that report what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes by kind, and how many casts of weights, of how many bytes, there are in a step; a GPU's peak of a step.
-
-        The peak is by torch's allocator, with weights and inputs.
-        """
+        """Bytes by kind, casts of weights in a step and their bytes; a GPU's peak by torch's allocator."""
         reported = self.bytes_by_kind()
         cast = self._held_bytes.casts(self.model, lambda: self.launch(0))
         reported["cast"] = sum(cast)

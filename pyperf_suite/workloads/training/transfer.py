@@ -38,35 +38,20 @@ from pyperf_suite.workloads.workload import (
 
 Bytes = NDArray[np.uint8]
 
-# The kernel backs memory of this size with large pages on request, as NumPy does.
-WORTH_LARGE_PAGES = 1 << 22
-
-# More slots would prove nothing more, and take longer to make than to copy.
-MOST_SLOTS = 4096
-
-# Default folder of runs (runner/results.py, which stands above this layer).
-RESULTS = Path("bench_results")
-
-# A read takes the next piece of a file of this size, or of its own where it is larger.
-FILE_BYTES = 32 << 20
-
-# Disks read whole blocks: none in use has larger ones.
-BLOCK_BYTES = 4096
+WORTH_LARGE_PAGES = 1 << 22  # the kernel backs memory of this size with large pages on request, as NumPy does
+MOST_SLOTS = 4096  # more slots would prove nothing more, and take longer to make than to copy
+RESULTS = Path("bench_results")  # default folder of runs (runner/results.py, which stands above this layer)
+FILE_BYTES = 32 << 20  # a read takes the next piece of a file of this size, or of its own where it is larger
+BLOCK_BYTES = 4096  # Disks read whole blocks: none in use has larger ones
 
 # Pieces that are read and compared, spread over the file: all of them would take longer than the measurement.
 MOST_CHECKED = 32
-
-# Here a file is memory, and no disk is read whatever flag it is opened with.
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")  # here a file is memory, and no disk is read whatever flag it is opened with
 
 
 @dataclass(frozen=True)
 class TransferParameters:
-    """One transfer of `size_bytes` bytes.
-
-    `workers` are CPU cores that copy. `pinned` host memory is what a GPU reads without a detour. `folder` is the one on
-    whose disk a file is read; empty for the one that results go to.
-    """
+    """One transfer: `workers` CPU cores copy, host memory is `pinned`, a file lies in `folder` (empty: results')."""
 
     size_bytes: Annotated[int, Within(1)]
     workers: Annotated[int, Within(1)] = 1
@@ -125,10 +110,7 @@ class Copies(Compared):
 
 
 class MemcpySteps(Copies):
-    """The C library's memmove on one core.
-
-    It is called through ctypes, whose own cost is part of the latency: about a third of a microsecond.
-    """
+    """The C library's memmove on one core, by ctypes, which adds about a third of a microsecond."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters, place.seed)
@@ -257,10 +239,7 @@ class FileReads(Compared):
 
 
 def folder_of(parameters: TransferParameters) -> Path:
-    """The requested folder, else the one that results go to, else where this process runs.
-
-    Raises Unsupported for one that is not there.
-    """
+    """The requested folder, else the results', else where this process runs. Raises Unsupported if it is not there."""
     folder = Path(parameters.folder) if parameters.folder else RESULTS if RESULTS.is_dir() else Path()
     if not folder.is_dir():
         raise Unsupported(f"There is no folder {folder} to write a file in.")
