@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import signal
 import sys
 import threading
@@ -55,20 +56,38 @@ def _spoken(received: list[int]) -> Iterator[None]:
     """End the command as `ending_of` says; `received` are the numbers of signals."""
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:
-        if (ending := ending_of(error)) is None:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if _is_unread(error):
+            _drop_output()
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        if isinstance(error, SystemExit) or (ending := ending_of(error)) is None:
             raise
         if isinstance(error, OSError) and error.filename is None:
-            # Drop what standard output still holds, which Python would write once more as it ends.
-            with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, sys.stdout.fileno())
-                os.close(nowhere)
+            _drop_output()
         spoken = click.ClickException(printable(str(ending)))
         spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
         if isinstance(ending, Interrupted):
             spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
         raise spoken from error
+
+
+def _is_unread(error: BaseException) -> bool:
+    """True if standard output's reader is gone, as `head` goes. rich then ends with 1, which is "slower" here."""
+    if isinstance(error, SystemExit):
+        return isinstance(error.__context__, BrokenPipeError)
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return bool(poll.poll(0))
+
+
+def _drop_output() -> None:
+    """Drop what standard output still holds, which Python would write once more as it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> It
         if probe not in findings:
             continue
         remarks = [each for each in findings[probe].remarks if isinstance(each, Remark)]
-        found = [each for each in remarks if each.kind in ("", "law") and not each.is_noise]
+        found = [each for each in remarks if each.kind in ("", "law") and not each.is_noise and not _is_vague(each)]
         if point := next(_effects({probe: findings[probe]}), None):
             yield SummaryPoint("subject", point.message, probe)
         elif found:
@@ -65,6 +65,11 @@ def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> It
             template = "{subject} does not stand out of the noise here; run {probe} --profile standard decides{cost}"
             cost = f", in about {math.ceil(cost_s / 60)} min" if cost_s else ""
             yield SummaryPoint("subject", remark(template, subject=subject, probe=probe, cost=cost), probe)
+
+
+def _is_vague(message: Remark) -> bool:
+    spans = [value.span for value in message.values.values() if isinstance(value, Quantity)]
+    return max(spans, default=1.0) > VAGUE_SPAN
 
 
 def fitness_of(records: Sequence[Record]) -> Remark | None:

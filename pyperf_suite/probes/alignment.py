@@ -479,10 +479,12 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
     calls = [call for pad in pads if (call := pad.at_each_call) is not None]
     if not calls:
         return None
+    winning = sum(map(wins, calls))
     return remark(
-        "{setting}: padded at each call, {winning} of {tried} sizes run faster, the best {gain} as fast",
+        "{setting}: padded at each call, {winning} of {tried} sizes run faster"
+        + ", the best {gain} as fast" * bool(winning),
         setting=pads[0].sweep.setting,
-        winning=sum(map(wins, calls)),
+        winning=winning,
         tried=len(calls),
         gain=max(calls, key=lambda call: call.value),
     )

@@ -23,8 +23,10 @@ TOPIC = "your kernels"
 # The suite's own axes of each kernel; one that has an axis of that name keeps it.
 IMPLEMENTATION, MODE = "implementation", "mode"
 MOST_PANELS = 6
-# Factor by which a kernel that moves fewer bytes may beat a copy; share of a launch from which a release is mentioned.
-FASTER_THAN_A_COPY, WORTH_RELEASING = 2.0, 0.1
+# Factor by which a kernel that moves fewer bytes may beat a copy.
+FASTER_THAN_A_COPY = 2.0
+# Share of a launch, and seconds, from which a release is mentioned.
+WORTH_RELEASING, WORTH_RELEASING_S = 0.1, 1e-6
 
 
 class Word:
@@ -204,8 +206,8 @@ def _doubts(row: Row, work: dict[str, Any]) -> Iterator[Remark]:
             "may be too many, or not all of the result was written"
         )
         yield row.remark(message, kind="caution", label=label, rate=rate, copied=copied)
-    if released > WORTH_RELEASING * row.seconds:
-        message = "{label}: releasing its result takes {released:ms} more, which is no part of its time"
+    if released > max(WORTH_RELEASING * row.seconds, WORTH_RELEASING_S):
+        message = "{label}: releasing its result takes {released:duration} more, which is no part of its time"
         yield row.remark(message, label=label, released=released)
 
 

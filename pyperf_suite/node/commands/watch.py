@@ -198,6 +198,7 @@ class _Watching:
         self.steps: dict[int, EndedSteps] = {}
         self._printed: set[tuple[str, int | None]] = set()
         self._own_share = self._elapsed_s = self._energy_j = 0.0
+        self._began_s = time.monotonic()
         self._is_over = self._is_torn = self._has_started = False
         self.logs: list[LogReader] = []
         self._job: Job | None = None
@@ -219,7 +220,7 @@ class _Watching:
         from pyperf_suite.node.watch.command import SIGNALS, MarkReader
 
         self._reader, wake_s = MarkReader(marks), 0.0
-        self._began_s, self._own_s = time.monotonic(), time.process_time()
+        self._own_s = time.process_time()
         while running is None or running.exit_code is None:
             pause_s = max(0.0, wake_s - time.monotonic())
             received = signal.sigtimedwait(SIGNALS, min(pause_s, 60.0))
@@ -233,6 +234,7 @@ class _Watching:
                 except Exception as error:  # whatever happens to who watches, the command goes on
                     self._say(f"watch: No more is sampled: {type(error).__name__}: {error}")
                     wake_s, self._is_over = math.inf, True
+        self._elapsed_s = time.monotonic() - self._began_s
         self._read_steps()
         if running is not None:
             running.close()

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """One small finished run and what it printed."""
     results = tmp_path_factory.mktemp("results")
     return results, invoke("run", "tile_wave", *SMALL, "--results", str(results))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("doctor", "--json"), ("run", "--list")])
+def test_output_that_nobody_reads_ends_as_by_its_signal_and_is_no_verdict(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "pyperf_suite", *arguments], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.slow

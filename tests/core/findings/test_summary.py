@@ -93,6 +93,9 @@ def test_each_subject_has_a_line_found_or_not_and_says_what_it_would_cost_to_dec
     said = [text.point(each) for each in summary_of(findings, records)]
     assert len(said) == len(set(said)), "no line twice"
     assert any(each.startswith("other is 9") for each in said)
+    vague = effect("padding", 1.4, 1.3)
+    [second] = subjects({"other": findings["other"], "alignment": Findings((vague,))})
+    assert "does not stand out of the noise" in second, "a ratio that spans more than four times says nothing"
     assert subjects({"alignment": Findings((noise,))}) == [], "a run of one probe has its findings on the screen"
 
 

@@ -46,6 +46,14 @@ def record(tmp_path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def test_a_short_command_was_watched_for_as_long_as_it_took(tmp_path):
+    begun_s = time.monotonic()
+    process = started(tmp_path, "--", sys.executable, "-c", "import time; time.sleep(0.95)")
+    message = process.communicate(timeout=60)[1]
+    watched_s = record(tmp_path)["watched_s"] if "before the first sample" not in message else 0.0
+    assert 0.95 <= watched_s <= time.monotonic() - begun_s
+
+
 def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     process = started(tmp_path, "--flop-per-token", "1e6", "--", sys.executable, "-c", JOB, "15")
     output, message = process.communicate(timeout=60)
