@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyperf_suite.hardware.machine import Identity
     from pyperf_suite.runner.plan import Plan
 
-RECORDS = "records.jsonl"
+MANIFEST, RECORDS = "run.json", "records.jsonl"
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 _STAMP = re.compile(r"(?:[a-z]+-)?(\d{8}T\d{6}Z)-")
 _STAMP_FORMAT = "%Y%m%dT%H%M%SZ"
@@ -97,7 +97,7 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         "cases": len(plan.cases),
         "identity": dict(identity.fields),
     }
-    make_folder(results, path, "run.json", manifest)
+    make_folder(results, path, MANIFEST, manifest)
     return RunFolder(path, manifest)
 
 
@@ -117,7 +117,7 @@ def make_folder(results: Path, path: Path, name: str, manifest: Mapping[str, Any
 
 def read_run(path: Path) -> RunFolder:
     """The run in that folder. Raises UserError where its manifest is absent or damaged."""
-    manifest_path = path / "run.json"
+    manifest_path = path / MANIFEST
     try:
         manifest = json.loads(files.read_text(manifest_path, LARGEST_MANIFEST_BYTES))
     except OSError as error:
@@ -143,7 +143,7 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
                 f"{' '.join(run.manifest.get('probes', ()))}{axes} --profile {run.manifest.get('profile')}."
             )
         return run
-    for manifest in sorted(folder.glob("*/run.json"), reverse=True):
+    for manifest in sorted(folder.glob(f"*/{MANIFEST}"), reverse=True):
         try:
             run = read_run(manifest.parent)
         except UserError:

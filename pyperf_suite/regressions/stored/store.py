@@ -21,7 +21,7 @@ from pyperf_suite.record.journal import is_being_written
 from pyperf_suite.regressions.stored import series
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.regressions.verdict import Judgement
-from pyperf_suite.runner.results import RECORDS, find_run_folder, run_files
+from pyperf_suite.runner.results import MANIFEST, RECORDS, find_run_folder, run_files
 from pyperf_suite.workloads.backends import kept_folder
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
@@ -43,7 +43,8 @@ class Store:
         self._read: dict[Path, series.RunSummary] = {}
         self._lost: dict[Path, str] = {}
         cache = SummaryCache()
-        self._paths = run_files(results, [RECORDS])
+        # A run whose journal is gone was made, too.
+        self._paths = [*dict.fromkeys(path.parent / RECORDS for path in run_files(results, [RECORDS, MANIFEST]))]
         with _without_collecting():
             for path in self._paths:
                 try:

@@ -120,11 +120,15 @@ def test_cases_of_another_profile_are_no_absence(track, write_run, make_record):
     assert (data["findings"], code) == ([], 0)
 
 
-@pytest.mark.parametrize("content", ["", "{}\n", '{"schema_version": 99}\n', '{"half a rec'])
+@pytest.mark.parametrize("content", ["", "{}\n", '{"schema_version": 99}\n', '{"half a rec', None])
 def test_a_newest_run_without_a_readable_record_is_failed(track, write_nights, results, content):
     write_nights(10, lambda night, number: FINE)
     newest = max(results.glob("*/*/records.jsonl"))
-    newest.write_text(content)
+    if content is None:
+        newest.with_name("run.json").write_text("{}")
+        newest.unlink()
+    else:
+        newest.write_text(content)
     data, code = track()
     [finding] = data["findings"]
     assert (finding["verdict"], code) == ("failed", 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.record.interval import Ratio
@@ -101,12 +101,14 @@ def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
 def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_away(tmp_path):
     found = made(tmp_path, {0.0: 3})
     path = found.path / COMPARISONS
-    torn = path.read_bytes()[:-40]
-    path.write_bytes(torn)
+    *whole, torn = path.read_bytes()[:-40].splitlines(keepends=True)
+    path.write_bytes(b"".join([*whole, torn]))
     assert len(open_selfcheck(found.path).comparisons) == 2
-    again = make_comparisons(open_selfcheck(found.path), planned({0.0: 3}, CASES, 0), verdict_of)
+    with pytest.warns(DamagedJournal, match="a torn last line was set aside"):
+        again = make_comparisons(open_selfcheck(found.path), planned({0.0: 3}, CASES, 0), verdict_of)
     assert len(again.comparisons) == 3
-    assert path.read_bytes().startswith(torn)
+    assert path.read_bytes().startswith(b"".join(whole))
+    assert path.with_name(f"{COMPARISONS}.torn").read_bytes() == torn + b"\n"
 
 
 @pytest.mark.parametrize(
