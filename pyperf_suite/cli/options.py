@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -61,6 +62,18 @@ class Share(click.ParamType):
 def path_option(*names: str, metavar: str = "FILE", **more: Any) -> Callable[[Command], Command]:
     """A file or a folder."""
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
+
+
+def output_option(*names: str, **more: Any) -> Callable[[Command], Command]:
+    """A file to write at the end: one that cannot be is refused before anything is measured, by UserError."""
+
+    def writable(_: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+        if path is None or (not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)):
+            return path
+        why = "is a folder" if path.is_dir() else "is in no folder that takes files"
+        raise UserError(f"{option.opts[0]} {path} {why}: name a file that can be written.")
+
+    return path_option(*names, callback=writable, **more)
 
 
 def _shared(*names: str, text: str = "", **settings: Any) -> Callable[..., Callable[[Command], Command]]:
@@ -192,7 +205,7 @@ class OutcomeOptions:
     everything: bool = False
 
 
-markdown_option = path_option(
+markdown_option = output_option(
     "--markdown", help="Append a Markdown summary to FILE. Default: none. Example: --markdown $GITHUB_STEP_SUMMARY."
 )
 
@@ -210,7 +223,9 @@ def outcome_options(command: Command) -> Any:
     return options(
         json_option("Print the findings as JSON instead of a table, as in --json > findings.json."),
         markdown_option,
-        path_option("--junit", help="Write the findings to FILE as JUnit XML. Default: none. Example: --junit ab.xml."),
+        output_option(
+            "--junit", help="Write the findings to FILE as JUnit XML. Default: none. Example: --junit ab.xml."
+        ),
         click.option(
             "--fail-on",
             type=click.Choice(FAIL_ON),
