@@ -112,6 +112,17 @@ def test_a_run_appends_what_was_found_as_markdown_without_pictures(tmp_path, ins
     assert "![" not in text
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
+    for path, why in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "summary.md", "is in no folder that takes files"),
+    ):
+        refused = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path / "runs"), "--markdown", str(path))
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"--markdown {path} {why}" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
     name, tmp_path, instant_workers, monkeypatch, request
