@@ -142,18 +142,20 @@ def _analyse(name: str, rows: Rows) -> Findings:
     baseline = ordered[0].reading.details.get("baseline", "")
     several = len({row.implementation for row in ordered}) > 1
     unit = "us" if max(row.seconds for row in ordered) < 1e-3 else "ms"
+    # A narrow terminal leaves out axes of one value first, then rates and errors.
+    sizes = {axis: len({str(_parameter(axis, row)) for row in ordered}) for axis in axes}
     columns = [
-        *(Column(axis, functools.partial(_parameter, axis)) for axis in axes),
-        Column(IMPLEMENTATION),
+        *(Column(axis, functools.partial(_parameter, axis), priority=2 * (sizes[axis] > 1)) for axis in axes),
+        Column(IMPLEMENTATION, priority=2 * several),
         *([Column(MODE)] if {row.reading.case.mode for row in ordered} != {MODES[0]} and MODE not in axes else ()),
-        Column("time", lambda row: replace(row.reading.time, unit=unit), unit),
+        Column("time", lambda row: replace(row.reading.time, unit=unit), unit, priority=3),
     ]
     work = {record.case_id: record.work for record in rows.records if record.outcome == "ok"}
     for rate, amount in (("GB/s", "bytes"), ("TFLOP/s", "flop")):
         if _is_given(work, amount):
             columns.append(Column("rate", functools.partial(_rate, work, amount, rate), rate))
     if several and baseline:
-        columns.append(Column(f"relative to {baseline}", functools.partial(_gain, ordered, baseline), "x"))
+        columns.append(Column(f"relative to {baseline}", functools.partial(_gain, ordered, baseline), "x", priority=3))
     if not is_test(name):
         columns.append(Column("errors", _excluded))
     return findings(
