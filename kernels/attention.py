@@ -214,14 +214,7 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
 
     rows = {"q": configuration.block_m, "k": configuration.block_n, "v": configuration.block_n}
     types = operand_types(configuration, rows | {"o": configuration.block_m}) | {"lse": "*fp32"}
-    return compile_kernel(
-        forward,
-        target,
-        types,
-        configuration.constants(),
-        aligned=[name for name, type_name in types.items() if type_name.startswith("*")],
-        options=configuration.options,
-    )
+    return compile_kernel(forward, target, types, configuration.constants(), configuration.options)
 
 
 def check_mask(shape: Shape, causal: bool) -> None:

@@ -133,11 +133,5 @@ def compile_for(target: str, configuration: Configuration, kernel: str) -> Binar
     from pyperf_suite.kernels import attention_backward_device
 
     types = operand_types(configuration, block_rows(configuration, kernel)) | {"lse": "*fp32", "products": "*fp32"}
-    return compile_kernel(
-        getattr(attention_backward_device, kernel),
-        target,
-        types,
-        configuration.constants(),
-        aligned=[name for name, type_name in types.items() if type_name.startswith("*")],
-        options=configuration.options,
-    )
+    function = getattr(attention_backward_device, kernel)
+    return compile_kernel(function, target, types, configuration.constants(), configuration.options)

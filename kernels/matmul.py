@@ -325,16 +325,9 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
     }
     strides = {f"{each}_stride" for each in ("a_row", "a_column", "b_row", "b_column", "c_row")} - unit_strides.keys()
     addresses = () if configuration.descriptors else tuple("abc")
-    return compile_kernel(
-        matmul,
-        target,
-        types,
-        configuration.constants(k_is_whole=True) | unit_strides,
-        aligned=sorted(
-            {"m", "n", "k", "partial_sums", "summed", *addresses, *strides} - {*UNHINTED[configuration.hints]}
-        ),
-        options=configuration.options,
-    )
+    aligned = {"m", "n", "k", "partial_sums", "summed", *addresses, *strides} - {*UNHINTED[configuration.hints]}
+    constants = configuration.constants(k_is_whole=True) | unit_strides
+    return compile_kernel(matmul, target, types, constants, configuration.options, sorted(aligned))
 
 
 class GroupedProduct:
@@ -389,11 +382,5 @@ def compile_grouped_for(target: str, configuration: Configuration) -> Binary:
     operand, output = OPERAND_TYPES[configuration.dtype], OUTPUT_TYPES[configuration.out_dtype]
     types = {"a": f"*{operand}", "b": f"*{operand}", "c": f"*{output}", "first_rows": "*i32", "first_tiles": "*i32"}
     every = configuration.constants(k_is_whole=True)
-    return compile_kernel(
-        grouped_matmul,
-        target,
-        types,
-        {name: every[name] for name in GROUPED_CONSTANTS},
-        aligned=("a", "b", "c", "first_rows", "first_tiles", "n", "k"),
-        options=configuration.options,
-    )
+    constants = {name: every[name] for name in GROUPED_CONSTANTS}
+    return compile_kernel(grouped_matmul, target, types, constants, configuration.options, (*types, "n", "k"))

@@ -46,9 +46,9 @@ def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> O
     """
     limits = limits_of(target)
     warps = -(-threads // WARP_THREADS)
-    warp_registers = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
+    warp_registers = -(-registers * WARP_THREADS // REGISTER_UNIT) * REGISTER_UNIT
     warps_by_registers = REGISTERS // PARTITIONS // warp_registers * PARTITIONS if registers else limits.resident_warps
-    block_bytes = _round_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_UNIT_BYTES)
+    block_bytes = -(-(shared_bytes + RESERVED_SHARED_BYTES) // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES
     by_limit = {
         "blocks": limits.resident_blocks,
         "warps": limits.resident_warps // warps,
@@ -58,7 +58,3 @@ def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> O
     limited_by = min(by_limit, key=lambda name: by_limit[name])
     blocks = by_limit[limited_by]
     return Occupancy(blocks, blocks * warps, limits.resident_warps, limited_by)
-
-
-def _round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit

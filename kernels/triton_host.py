@@ -78,14 +78,14 @@ def compile_kernel(
     target: str,
     types: Mapping[str, str],
     constants: Mapping[str, Any],
-    aligned: Iterable[str],
     options: Mapping[str, Any],
+    aligned: Iterable[str] | None = None,
 ) -> Binary:
     """Compile a kernel for a target such as "sm_90", which need not be here.
 
     `types` names Triton's type of each argument that is no 32-bit integer, `constants` the value of each that is known
-    now, `aligned` those that are multiples of 16. Raises ValueError for what is not a target, and RuntimeError where
-    Triton interprets instead of compiling.
+    now, `aligned` those that are multiples of 16, by default all addresses. Raises ValueError for what is not a target,
+    and RuntimeError where Triton interprets instead of compiling.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -94,6 +94,8 @@ def compile_kernel(
     if interprets(kernel):
         raise RuntimeError("Triton interprets in this process: unset TRITON_INTERPRET to compile.")
     signature = dict.fromkeys(kernel.arg_names, "i32") | dict(types) | dict.fromkeys(constants, "constexpr")
+    if aligned is None:
+        aligned = [name for name, type_name in types.items() if type_name.startswith("*")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     major, minor = capability(target)  # Triton adds the letter of sm_90a itself
     compiled = triton.compile(

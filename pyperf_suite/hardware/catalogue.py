@@ -114,9 +114,9 @@ def capability_of(name: str) -> tuple[int, int] | None:
     exact = _by_key().get(_key(name))
     if exact is not None:
         return exact.compute_capability
-    words = set(_words(name))
-    # The word with a number names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada".
-    models = {gpu: [word for word in _words(gpu.name) if re.search("[0-9]", word)][:1] for gpu in all_gpus()}
+    words = set(re.findall("[a-z0-9]+", name.lower()))
+    # The first word with a number names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada".
+    models = {gpu: re.findall("[a-z]*[0-9][a-z0-9]*", gpu.name.lower())[:1] for gpu in all_gpus()}
     found = {gpu.compute_capability for gpu, model in models.items() if words.intersection(model)}
     found |= {each.compute_capability for each in architectures() if words.intersection(each.models)}
     return found.pop() if len(found) == 1 else None
@@ -191,10 +191,6 @@ def _spec(entry: Mapping[str, Any]) -> GpuSpec:
 @functools.cache
 def _by_key() -> Mapping[str, GpuSpec]:
     return {_key(name): gpu for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)}
-
-
-def _words(name: str) -> list[str]:
-    return re.findall("[a-z0-9]+", name.lower())
 
 
 def _key(name: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyperf_suite.laws.tiling import nonnegative_fit, relative_error
+
 MOST_SEGMENTS = 8
 FOLDS = 5
 # Huber's constant: a residual beyond 1.345 σ counts by its size, not its square; 95 % efficient on normal noise.
@@ -101,23 +103,18 @@ def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], max_s
 def _fit_segments(
     size: NDArray[np.float64], time: NDArray[np.float64], segments: int
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    from scipy.optimize import nnls
-
     smallest = max(float(size.min()), 1.0)
     bends = tuple(np.geomspace(smallest, max(float(size.max()), smallest), segments + 1)[1:-1].tolist())
-    features = np.column_stack([np.ones_like(size), _lengths(size, bends)]) / time[:, None]
-    # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
-    scale = np.maximum(features.max(axis=0), np.finfo(np.float64).tiny)
+    features = np.column_stack([np.ones_like(size), _lengths(size, bends)])
     weights = np.ones_like(time)
     for _ in range(REWEIGHTINGS):
-        root = np.sqrt(weights)
-        solution, _ = nnls(features / scale * root[:, None], root)
-        residuals = np.abs(features / scale @ solution - 1)
+        constants = nonnegative_fit(features, time, 1 / np.sqrt(weights))
+        residuals = relative_error(features @ constants, time)
         scatter = max(SCATTER_OF_MEDIAN * float(np.median(residuals)), LEAST_SCATTER)
         before, weights = weights, np.minimum(1.0, HUBER * scatter / np.maximum(residuals, HUBER * scatter))
         if np.array_equal(before, weights):
             break
-    start, *betas = (float(constant) for constant in solution / scale)
+    start, *betas = constants
     return start, bends, tuple(betas)
 
 

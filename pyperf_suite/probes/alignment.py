@@ -386,15 +386,11 @@ def _step(edge: BaselinePair) -> int:
     return divisor if divisor == TOP_CLASS else 2 * divisor
 
 
-def is_found(edge: BaselinePair) -> bool:
-    """True if no size of this class lies between the two."""
-    return edge.size - edge.other == _step(edge)
-
-
 def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those measured before."""
     requested = {record.case_id for record in rows.records}
-    wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
+    # An edge is found if no size of this class lies between the two.
+    wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if edge.size - edge.other != _step(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
@@ -417,7 +413,8 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
     of_library = [pad for pad in pads if pad.row.p.schedule.policy == "library"]
-    edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
+    found = (edge for sweep in sweeps for edge in edges_of(sweep) if edge.size - edge.other == _step(edge))
+    edges = sorted(found, key=jump, reverse=True)
     return findings(
         None if not classes or any(len(row.reading.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
         (_advice(pad) for pad in of_library if pad.known_as),

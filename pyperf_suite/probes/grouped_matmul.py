@@ -17,7 +17,7 @@ from pyperf_suite.findings.axes import AxisTable, Shape, all_cores, by, parsed
 from pyperf_suite.findings.data import Claim, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series_by
-from pyperf_suite.laws.tiling import relative_error
+from pyperf_suite.laws.tiling import nonnegative_fit, relative_error
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.matmul import GROUPED, GroupedMatmulParameters
 
@@ -82,15 +82,12 @@ def analyse(rows: Rows[GroupedMatmulParameters]) -> Findings:
 
 def law(rows: list[Row[GroupedMatmulParameters]]) -> Remark | None:
     """The law fitted on every other case by its waves, judged on the rest; None where either has less than two."""
-    from scipy.optimize import nnls
-
     if len(rows) < 4:
         return None
     rows = sorted(rows, key=waves)
     terms = np.array([[row.reading.details["calls"], waves(row)] for row in rows], dtype=float)
     seconds = np.array([row.seconds for row in rows])
-    # Relative errors count: each equation in units of its own time.
-    (start_s, wave_s), _ = nnls(terms[::2] / seconds[::2, None], np.ones(len(seconds[::2])))
+    start_s, wave_s = nonnegative_fit(terms[::2], seconds[::2])
     errors = relative_error(terms[1::2] @ (start_s, wave_s), seconds[1::2])
     return rows[0].remark(
         "{implementation}, N = {n}, K = {k}, {dtype}: time = calls x {start:duration~} + waves x {wave:duration~}; it "

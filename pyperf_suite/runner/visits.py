@@ -66,14 +66,16 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
             both = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
             sampling[name] = both
     sampling |= {name: getattr(measurement, name) for name in SAMPLING_FIELDS}
-    sampling |= {name: _sum(visits, "sampling", name) for name in SUMMED_SAMPLING if name in second.sampling}
+    summed = [name for name in SUMMED_SAMPLING if name in second.sampling]
+    sampling |= {name: sum(visit.sampling[name] for visit in visits) for name in summed}
     sampling |= {
         "confidence": measurement.interval[2],
         "visits": [len(visit.sampling["slices"]) for visit in visits],
         "groups": [visit.sampling.get("group", "") for visit in visits],
     }
     quality = dict(second.quality)
-    quality |= {name: _sum(visits, "quality", name) for name in SUMMED_QUALITY if name in first.quality}
+    summed = [name for name in SUMMED_QUALITY if name in first.quality]
+    quality |= {name: sum(visit.quality[name] for visit in visits) for name in summed}
     wanted_s = quality.get("cpu_busy_s", 0.0) + quality.get("cpu_steal_s", 0.0)
     if "steal_share" in quality and wanted_s > 0:
         quality["steal_share"] = quality["cpu_steal_s"] / wanted_s
@@ -97,10 +99,6 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         verification=_verification(visits),
         trial_s=first.trial_s + second.trial_s,
     )
-
-
-def _sum(visits: Sequence[Record], member: str, name: str) -> Any:
-    return sum(getattr(visit, member)[name] for visit in visits)
 
 
 def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:

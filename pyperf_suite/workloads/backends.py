@@ -376,11 +376,7 @@ class ComparedLaunches(Prepared):
     """Launches of torch whose results have names and are compared element by element."""
 
     def __init__(self, where: TorchDevice) -> None:
-        self._where = where
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._where.stopwatch
+        self._where, self.stopwatch = where, where.stopwatch
 
     @abstractmethod
     def results(self, index: int) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ def read_cublas_or_cutlass2(kernel: KernelName, words: list[str]) -> KernelName:
     tile = pairs[0][1] if pairs else None
     depth = pairs[1][1] if len(pairs) > 1 else (None, None)
     # Written only where they differ from the accumulator's; a name cut off before the tile may have lost them.
-    operand = first_dtype(after) or (accumulator if tile else None)
+    operand = next((DTYPES[word] for word in after if word in DTYPES), accumulator if tile else None)
     if converted or (operand == "float32" and shape):
         operand = "tfloat32"
     if not shape:
@@ -140,7 +140,7 @@ def read_cublas_or_cutlass2(kernel: KernelName, words: list[str]) -> KernelName:
         instruction=instruction,
         operand=operand,
         accumulator=accumulator,
-        output=first_dtype(before) or accumulator,
+        output=next((DTYPES[word] for word in before if word in DTYPES), accumulator),
     )
 
 
@@ -231,11 +231,6 @@ def sizes_of(word: str, count: int) -> tuple[int, ...] | None:
     if re.fullmatch("x".join([r"\d{1,4}"] * count), word, re.ASCII) is None:
         return None
     return tuple(map(int, word.split("x")))
-
-
-def first_dtype(words: list[str]) -> str | None:
-    """The first element type among words."""
-    return next((DTYPES[word] for word in words if word in DTYPES), None)
 
 
 def dtype_pair(word: str) -> tuple[str, str] | None:

@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.kernels.nvrtc import sources
 from pyperf_suite.workloads.backends import CudaDevice
 
 NEVER_A_SUM = -(1 << 31)  # no sum of products of int8 is the least int32 unless it overflowed
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 INT8_DEVIATION = 32  # four deviations then reach the ends of the range, where what lies beyond is cut off
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
-_WORD_BITS = 64
+_LOW_WORD = (1 << 64) - 1
 _BLOCK = 1 << 16  # indices looked up at a time: they and what they find stay in a core's cache
 _THREADS = 256
 _MOST_BLOCKS = 1 << 16
@@ -185,7 +185,7 @@ class Operands(Mapping[str, Array]):
 def fill(array: Array, dtype: str, seed: int, stream: int) -> None:
     """Fill a contiguous array in `dtype`'s storage with normal values of deviation 1, int8's `INT8_DEVIATION`."""
     flat = array.reshape(-1)
-    generator = np.random.Philox(key=_key(seed, stream))
+    generator = np.random.Philox(key=(seed & _LOW_WORD) | (stream << 64))
     table = values_of(dtype)
     for begin in range(0, flat.size, _BLOCK):
         part = flat[begin : begin + _BLOCK]
@@ -199,10 +199,9 @@ def fill_on_device(gpu: CudaDevice, address: int, operand: Operand, seed: int) -
     """Fill an operand in a device's memory as `fill` does in the host's; returns when the device is done."""
     assert operand.stream is not None
     kernel, table = _device_filler(gpu, operand.dtype)
-    key = _key(seed, operand.stream)
     blocks = min(_MOST_BLOCKS, -(-operand.count // (_THREADS * _INDICES_IN_A_WORD**2)))
-    low, high = key & ((1 << _WORD_BITS) - 1), key >> _WORD_BITS
-    arguments = [np.uint64(each) for each in (address, table.address, operand.count, low, high)]
+    numbers = (address, table.address, operand.count, seed & _LOW_WORD, operand.stream)
+    arguments = [np.uint64(each) for each in numbers]
     gpu.native.Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments).run()
     gpu.context.synchronize()
 
@@ -223,16 +222,11 @@ def _quantiles() -> NDArray[np.float32]:
     return np.concatenate((-upper[::-1], upper))
 
 
-def _key(seed: int, stream: int) -> int:
-    return (seed & ((1 << _WORD_BITS) - 1)) | (stream << _WORD_BITS)
-
-
 def _device_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:
     fillers = _fillers.setdefault(gpu, {})
     if dtype not in fillers:
-        folder = files("pyperf_suite.kernels") / "cuda"
-        source, header = ((folder / name).read_text("utf-8") for name in ("fill.cu", "fill.cuh"))
-        cubin = gpu.compile("fill.cu", source, {"fill.cuh": header}, ("--std=c++17",))
+        source, headers = sources("fill.cu", ("fill.cuh",))
+        cubin = gpu.compile("fill.cu", source, headers, ("--std=c++17",))
         values = values_of(dtype)
         table = gpu.native.DeviceMemory(gpu.context, values.nbytes)
         table.write(values)

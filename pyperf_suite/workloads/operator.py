@@ -281,11 +281,7 @@ class Launches(Prepared):
     def __init__(self, memory: OperandSets, bound: Sequence[BoundLaunch], kernel: Kernel = NOT_KNOWN) -> None:
         self._memory, self._bound, self.kernel = memory, bound, kernel
         self._launches = [each.launch for each in bound]
-        self.sets = len(bound)
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._memory.stopwatch
+        self.sets, self.stopwatch = len(bound), memory.stopwatch
 
     def launch(self, index: int) -> Any:
         return self._launches[index % self.sets]()

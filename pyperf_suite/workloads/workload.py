@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +127,7 @@ class Prepared(ABC):
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
-    @property
+    @functools.cached_property
     def stopwatch(self) -> Stopwatch:
         """The clock that sees launches: the host's, where `launch` returns when the work is done."""
         return CpuStopwatch()

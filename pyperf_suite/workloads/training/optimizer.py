@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
-from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, require_installed
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
@@ -232,16 +231,13 @@ class UpdateSteps(Prepared):
         low_memory: bool = False,
     ) -> None:
         self._p, self._where, self._make, self._low_memory = parameters, where, make, low_memory
+        self.stopwatch = where.stopwatch
         generator, shape = where.torch.Generator().manual_seed(seed), parameters.tensors
         self.tensors = [self._drawn(generator, *size) for size in shape.sizes]
         self.optimizer = make(self.tensors)
         self._steps = 0
         self.launch(0)  # state is made by the first update
         self.kernel = Kernel(parameters.optimizer, way, {"elements": shape.elements, **where.details()})
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._where.stopwatch
 
     def launch(self, index: int) -> None:
         self._steps += 1

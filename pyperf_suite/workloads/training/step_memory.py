@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -144,11 +144,12 @@ class CheckpointedSteps(TorchSteps):
         if not self._affords_float64(self._batch):
             self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
         with self._one_sequence():
-            kept_of_one = self._kept_bytes()
+            kept_of_one = int(self._held_bytes.kept(self.model, self.forward).total)
         # Kept bytes grow with the batch exactly; so a batch far too large is refused without being tried.
         self._require_fits(self._fixed() + kept_of_one * self._batch, "a step holds at least {:.4g} MB")
         self.launch(0)  # moments are made by the first update and stay
-        self._peak = self._held_at_most(lambda: self.launch(0))
+        # Weights and moments, and the most that a step adds: activations, gradients, temporary memory.
+        self._peak = self._fixed() + self.added_bytes(lambda: self.launch(0))
         self._require_fits(self._peak, "a step holds up to {:.4g} MB")
 
     def _require_fits(self, nbytes: int, why: str) -> None:
@@ -170,21 +171,15 @@ class CheckpointedSteps(TorchSteps):
         that is held is the largest of several straight lines (at the first gradient, in between, at the last), so a
         line from one sequence through the batch promises larger batches at least as much room as there is.
         """
-        figures = {"kept": self._kept_bytes(), "fixed": self._fixed(), "peak": self._peak, "budget": self._budget}
+        kept = int(self._held_bytes.kept(self.model, self.forward).total)
+        figures = {"kept": kept, "fixed": self._fixed(), "peak": self._peak, "budget": self._budget}
         with self._one_sequence():
-            figures["peak_of_one"] = self._held_at_most(self.passes)
+            figures["peak_of_one"] = self._fixed() + self.added_bytes(self.passes)
         return {name: Observed("B", (float(figure),)) for name, figure in figures.items()}
 
     def _affords_float64(self, sequences: int) -> bool:
         passes = 1 if self._p.goes_back else PASSES
         return CheckpointedStep().work(self._p).flop * passes / self._batch * sequences <= FLOAT64_FLOP
-
-    def _kept_bytes(self) -> int:
-        return int(self._held_bytes.kept(self.model, self.forward).total)
-
-    def _held_at_most(self, call: Callable[[], None]) -> int:
-        """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
-        return self._fixed() + self.added_bytes(call)
 
     def _fixed(self) -> int:
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import TorchDevice, require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import (
@@ -135,7 +134,7 @@ class TorchCopies(Copies):
         # A copy from pageable memory waits for the stream, which a held one would never let go on.
         queueing, device = "held" if parameters.pinned else "open", place.device if crosses else Device("cpu")
         self._where = where = TorchDevice(device, parameters.workers, queueing)
-        self._pinned, self._to = parameters.pinned, target
+        self._pinned, self._to, self.stopwatch = parameters.pinned, target, where.stopwatch
         super().__init__(parameters, place.seed)
         sent = where.torch.from_numpy(self.source)
         if crosses:
@@ -145,10 +144,6 @@ class TorchCopies(Copies):
             f"{'host_to_device' if target == 'cuda' else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
         )
         self.kernel = Kernel("copy_", way if crosses else "torch", {**self.details, **where.details()})
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._where.stopwatch
 
     def launch(self, index: int) -> None:
         slot = index % self.sets
