@@ -271,6 +271,7 @@ def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
 
 
 def _from_system(level: int) -> int | None:
+    """The size of a level's data cache in bytes, from the C library."""
     try:
         size = os.sysconf(SYSCONF[level])
     except (OSError, ValueError):
@@ -279,6 +280,7 @@ def _from_system(level: int) -> int | None:
 
 
 def _node(files: KernelFiles, folder: str) -> NumaNode | None:
+    """A node; None where it has neither CPUs nor memory."""
     number = parse_integer(folder.rpartition("/node")[2])
     total = re.search(r"MemTotal:\s*(\d+ kB)", files.text(f"{folder}/meminfo") or "")
     memory_bytes = (parse_bytes(total[1]) if total else None) or 0

@@ -25,9 +25,11 @@ class KernelFiles:
             return None
 
     def integer(self, path: str) -> int | None:
+        """The file's content as a whole number; None where it is none."""
         return parse_integer(self.text(path))
 
     def matching(self, pattern: str) -> list[str]:
+        """The paths that match a glob pattern, sorted, relative to the root."""
         try:
             return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
         except OSError:

@@ -77,6 +77,7 @@ def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) ->
 
 
 def _link(gpu: Gpu, count: int, manager: Nvml | Unavailable) -> str:
+    """How this process's GPUs reach each other: `none` for one alone, `pcie` where no NVLink is active."""
     if count == 1:
         return "none"
     return "unknown" if isinstance(manager, Unavailable) else manager.nvlink(gpu.uuid) or "pcie"
@@ -160,6 +161,7 @@ def compiler_of_extension() -> str | None:
 
 
 def _turbo(files: KernelFiles) -> bool | None:
+    """True if the CPU may exceed its base clock; None where the kernel does not say."""
     no_turbo = files.integer(f"{CPU_SETTINGS}/intel_pstate/no_turbo")
     if no_turbo is not None:
         return no_turbo == 0
@@ -184,6 +186,7 @@ def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """Return git's answer; None where it fails, hangs, or is not there."""
     with contextlib.suppress(UserError):
         done = git(folder, *arguments)
         return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()

@@ -98,6 +98,7 @@ class LinkGraph:
         return tuple(gpu for gpu in self.gpus if gpu not in linked) if linked else ()
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON: the fields, with paths as `GPU0 NIC0`: `PIX`."""
         return {
             "gpus": list(self.gpus),
             "nics": list(self.nics),

@@ -115,6 +115,7 @@ class ModelDimensions:
 
     @property
     def sparse_layers(self) -> int:
+        """Layers with experts; with the MLP, where there are no experts."""
         return self.layers - self.dense_layers
 
     @property
@@ -131,6 +132,7 @@ class ModelDimensions:
 
     @property
     def outer_parameters(self) -> int:
+        """Parameters outside of the layers: embeddings, the last norm (BERT: the first), the output matrix."""
         matrices = 1 if self.tied else 2
         transform = self.hidden * (self.hidden + 1) + self._norm_parameters + self.vocab if self.head_transform else 0
         embeddings = self.hidden * (matrices * self.vocab + self.positions)
@@ -138,6 +140,7 @@ class ModelDimensions:
 
     @property
     def inner_parameters(self) -> int:
+        """Parameters of all layers."""
         mlps = self.sparse_layers * self._sparse_mlp_parameters + self.dense_layers * self._mlp_parameters(self.ffn)
         return self.layers * self._outside_mlp + mlps
 
@@ -178,6 +181,7 @@ class ModelDimensions:
         return (into + 1) * self.hidden * width + (into * width + self.hidden) * self.mlp_bias
 
     def _fill_in(self) -> None:
+        """Fill in the fields that were left out, and resolve `bias`."""
         followed = {"kv_heads": self.heads, "head_dim": self.hidden // self.heads, "expert_ffn": self.ffn}
         for name, value in followed.items():
             if isinstance(getattr(self, name), int) and not getattr(self, name):
@@ -419,6 +423,7 @@ class AttentionCall:
 
     @property
     def is_windowed(self) -> bool:
+        """True if it sees a window or a chunk of the sequence."""
         return self.name != FULL_ATTENTION
 
     def flop(self) -> Any:

@@ -87,9 +87,11 @@ class Checks(ABC):
         """Check once more."""
 
     def begin(self) -> None:
+        """From now on launches are timed."""
         self._begun_s, self._spent_s = self.clock(), 0.0
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        """The stopwatch, with checks in its blocks; `can_stop` says that a sample after a pause is as any other."""
         return CheckedStopwatch(stopwatch, self)
 
     def time(self, part: Part, first: int, samples: int, batch: int) -> list[float]:

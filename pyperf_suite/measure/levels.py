@@ -137,6 +137,7 @@ def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: fl
 
 
 def _scatter(loops: NDArray[np.float64]) -> float:
+    """The relative standard deviation."""
     return float(loops.std() / loops.mean()) if loops.size and loops.mean() else 0.0
 
 

@@ -107,6 +107,7 @@ class GpuSlices:
         readings.append((now_s, joules))
 
     def report(self) -> dict[str, Any]:
+        """For a record: seconds since the first slice began, W and degrees Celsius of each slice, and all pauses."""
         starts, watts, celsius = map(list, zip(*self._states, strict=True)) if self._states else ([], [], [])
         columns = {"start_s": [round(each - starts[0], 4) for each in starts], "power_w": watts, "celsius": celsius}
         kept: dict[str, Any] = {name: each for name, each in columns.items() if None not in each}

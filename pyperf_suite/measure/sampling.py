@@ -100,6 +100,7 @@ class StopRule:
         return min(max(self.min_samples, grown), max(self.max_samples, samples + 1))
 
     def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
+        """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
         if self.quantile != USUAL:  # slices are the unit of the interval, so all are of one length
             return max(1, int(self.block_s / max(sample_s, 1e-9)))
         # Half of what is left: a sample slower than expected then still ends before the cap.
@@ -330,6 +331,7 @@ class Measurement:
 
     @property
     def relative_half_width(self) -> float:
+        """Half the interval's width as a share of the value: what the stop rule compares."""
         low, high, _ = self.interval
         return (high - low) / 2 / self.value if self.value else 0.0
 

@@ -169,10 +169,12 @@ class Disturbances:
         return [other or SLOW * is_slow for other, is_slow in zip(self._others, slow, strict=True)]
 
     def report(self) -> dict[str, Any]:
+        """For a record: the share of slices that were clean, which were not and why, and the loop around each."""
         return {**self.described(self.reasons, self.loops_s, self.best_s), "loop": self._name, "drift": self.drift()}
 
     @staticmethod
     def described(reasons: Sequence[str], loops_s: Sequence[float], best_s: float) -> dict[str, Any]:
+        """Describe slices by their reasons and loops, as in `report`."""
         slices = {reason: [i for i, each in enumerate(reasons) if each == reason] for reason in (STOLEN, WAITED, SLOW)}
         return {
             "clean_share": reasons.count("") / max(1, len(reasons)),
@@ -202,6 +204,7 @@ class Disturbances:
 
 
 def _counters() -> dict[str, float]:
+    """Read the counters of a snapshot: they only grow."""
     usage = _process_usage()
     grown = ("process_cpu_s", "voluntary_context_switches", "involuntary_context_switches", "major_page_faults")
     return {"monotonic_s": time.monotonic(), **_machine_times_s(), **{name: usage[name] for name in grown}}
@@ -305,6 +308,7 @@ class AroundGpu:
         self.report: dict[str, Any] = {}
 
     def slices(self) -> GpuSlices:
+        """Witness of what is around each slice of a measurement on this GPU."""
         return GpuSlices(self._manager, self._uuid)
 
     def why_discard(self) -> str | None:

@@ -98,11 +98,14 @@ def number_type(dtypes: Iterable[str]) -> str:
 
 
 def _units(unit: float) -> float:
+    """n·u of a type with this unit roundoff."""
     return (_WIDE_UNITS if unit <= TABLE["float32"].rounding else _NARROW_UNITS) * unit
 
 
 @dataclass(frozen=True)
 class _Rule:
+    """A tolerance for one array."""
+
     relative: float | None
     units: float
     sums: float
@@ -122,6 +125,7 @@ class _Rule:
         return np.asarray((self.units + self.sums) * np.maximum(true, size))
 
     def limit(self, usual: Array, rms: float) -> Array:
+        """Return the largest error that an element may have."""
         if self.relative is not None:
             return 10 * (usual + self.relative * rms) + self.smallest
         return _WORST_OF_MANY * (usual + self.units * rms) + self.smallest
@@ -190,6 +194,7 @@ def compare(
 
 
 def _items(tree: Mapping[str, Any]) -> Mapping[Any, Any] | None:
+    """Return the items of a tuple or a dict by index or key; None for anything else."""
     return dict(enumerate(tree["items"])) if tree["kind"] == "tuple" else tree.get("items")
 
 

@@ -47,6 +47,7 @@ class FleetNode:
 
     @property
     def rates(self) -> dict[RateKey, Quantity]:
+        """By part and check; rates alone, for counts are judged by themselves."""
         found = ((each, each.found) for each in self.checks)
         return {
             (each.part, each.what): rate

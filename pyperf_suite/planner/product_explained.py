@@ -95,6 +95,7 @@ class ProductExplained:
         )
 
     def _repr_markdown_(self) -> str:
+        """The findings, as a notebook shows them."""
         from pyperf_suite.render.text import markdown_of
 
         return "\n".join(markdown_of(self.findings))
@@ -105,6 +106,7 @@ class ProductExplained:
 
     @property
     def causes(self) -> dict[str, float]:
+        """Seconds by cause, which add up to `seconds`."""
         return {cause: float(np.squeeze(seconds)) for cause, seconds in self.price.parts.items()}
 
     @property

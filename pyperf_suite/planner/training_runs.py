@@ -118,6 +118,7 @@ class TrainingRun:
 
     @property
     def tokens(self) -> int:
+        """Tokens of an iteration."""
         return self.plan.global_batch * self.plan.seq
 
     def reserved(self, reserve: Reserve = RESERVE) -> tuple[float, float, float]:
@@ -135,6 +136,7 @@ class TrainingRun:
 
     @property
     def verdict(self) -> Verdict:
+        """Verdict on whether it fits its GPU."""
         return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 

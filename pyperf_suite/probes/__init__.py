@@ -187,6 +187,7 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
 
 
 def _new(requested: Sequence[PlannedCase], planned_keys: set[tuple[str, str]]) -> list[PlannedCase]:
+    """Return the cases not requested before, and add them to the known ones."""
     fresh = []
     for planned in requested:
         key = (planned.probe, planned.case.case_id)

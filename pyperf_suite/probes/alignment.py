@@ -288,6 +288,7 @@ class Pad(BaselinePair):
 
     @property
     def at_each_call(self) -> Ratio | None:
+        """Return the gain of padding with the padding and the slice at each call included, if that was measured."""
         name = f"{self.row.implementation}_padded"
         calls = [
             call
@@ -299,6 +300,7 @@ class Pad(BaselinePair):
 
     @property
     def verdict(self) -> str:
+        """Return the advice about the size: pad it where it is made, at each call as well, or leave it."""
         call = self.at_each_call
         if not wins(self.gain):
             return "leave it" if is_settled(self.gain) else "undecided"
@@ -430,6 +432,7 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
+    """Yield the loss of a kernel whose compiler is not told that pointers and strides divide by 16."""
     copies = count("instructions_LDGSTS")
     ordered = sorted(rows, key=lambda row: (row.p.target, row.p.kernel))
     for target, similar in grouped(ordered, lambda row: row.p.target).items():
@@ -488,6 +491,7 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
 
 
 def _kernel(row: Row[MatmulParameters]) -> str:
+    """Return the kernel's name, with its path where the name does not hold it."""
     kernel = row.reading.kernel
     path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
@@ -545,6 +549,7 @@ EDGE_COLUMNS = (
 
 
 def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
+    """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
     drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
     kinds = grouped(
         drawn, lambda each: (each.base.case.mode, each.base.p.dtype, each.base.p.layout, each.base.p.schedule.workers)

@@ -260,10 +260,12 @@ class SweepAxis:
         return (law_key(row), what(row), row.by_name(self.constant), row.p.backward)
 
     def sweep_of(self, row: Row[AttentionParameters]) -> list[Row[AttentionParameters]]:
+        """The sweep that a row belongs to; nothing where it is too short."""
         sweep = row.rows.sharing(row, self.key)
         return sweep if len(sweep) >= self.fewest else []
 
     def sweeps(self, rows: Rows[AttentionParameters]) -> list[list[Row[AttentionParameters]]]:
+        """All that are long enough; a row may belong to one along each axis."""
         return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
 
 

@@ -78,6 +78,7 @@ class Sweep:
 
     @property
     def base(self) -> Row[MatmulParameters]:
+        """The smallest, for what all of them have in common."""
         return next(iter(self.rows.values()))
 
     @property
@@ -252,6 +253,7 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
+    """Power, clock and energy of one kernel under sustained loads, each the median over products."""
     middle: dict[str, Any] = {
         "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
         "joules": median(each for row in rows if (each := joules_per_tflop(row)) is not None),

@@ -214,6 +214,7 @@ STEPS = (
 
 
 def _cost(row: Row[TrainingStepParameters]) -> Remark | ClaimVerdict:
+    """The guide speaks of all that blocks made."""
     measured = relative(row)
     if measured and row.p.checkpointing.kind == "every":
         return row.judge(COSTS, TRAINS, measured)
@@ -221,6 +222,7 @@ def _cost(row: Row[TrainingStepParameters]) -> Remark | ClaimVerdict:
 
 
 def _repaid(rows: Rows[TrainingStepParameters]) -> Iterator[Remark | ClaimVerdict]:
+    """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:
         return

@@ -326,6 +326,7 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
 
 
 def _order(step: Row) -> tuple[object, ...]:
+    """Models together, without exchange first, then by bucket and micro-batches."""
     size = (step.p.hidden, step.p.layers, step.p.seq, step.p.batch, step.p.vocab)
     exchange = ("none", "ddp", "after", "dp").index(step.p.exchange)
     return (*size, exchange, step.p.accumulate, step.p.no_sync, step.p.bucket_bytes)

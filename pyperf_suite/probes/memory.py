@@ -182,6 +182,7 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
 
 
 def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
+    """Return the memory that a step leaves unused, and the batch that would fill it as far as is safe."""
     capacity = row.observed.get("capacity")
     if capacity is None:
         return None
@@ -219,6 +220,8 @@ KEPT = (
 
 
 def _rule_by_law() -> Table:
+    """Return by model where the rule of 75 % breaks, for models that people know."""
+
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
         kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
         return LEFT_BYTES_A_PARAMETER * item[1].parameters / kept
@@ -247,6 +250,7 @@ def _figure(rows: Rows[TrainingStepParameters]) -> Figure | None:
 
 
 def _panels(row: Row[TrainingStepParameters]) -> tuple[Panel, ...]:
+    """Return panels of rows that differ in batch alone and in sequence alone, with the law between them."""
     panels = []
     for axis, label, at in (
         ("batch", "batch", f"seq {row.p.seq}"),

@@ -216,6 +216,7 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _pure(row: Row) -> Iterator[Remark]:
+    """A precision without autocast compared with float32, and with itself under autocast."""
     yield row.remark(FASTER, effect="measured", measured=row.against(precision=BASE))
     if cast := row.like(precision=AUTOCAST + row.p.precision):
         yield row.remark(

@@ -175,6 +175,7 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def opens(self) -> str:
+        """Return "a wave" if the tiles before the edge fill their last wave, else "a tile"."""
         return "a wave" if fills_wave(self.row, self.row.p.m, self.row.p.n) else "a tile"
 
     @property
@@ -185,6 +186,7 @@ class MeasuredCliff(BaselinePair):
 
 
 def _cost(slower: Ratio) -> Quantity:
+    """Return the extra time of the slower one, as a share of the faster."""
     return Quantity(slower.value - 1, "+%", slower.low - 1, slower.high - 1, slower.processes)
 
 
@@ -282,6 +284,7 @@ def _library_rows(sweep: Sweep) -> list[Row[MatmulParameters]]:
 
 
 def _shape_at(sweep: Sweep, size: int) -> tuple[int, int]:
+    """M and N where the sweep has this size."""
     return (sweep.base.p.m, size) if sweep.along == "n" else (size, sweep.base.p.n)
 
 
@@ -418,6 +421,7 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
 
 
 def _headline(sweep: Sweep) -> str:
+    """Return the cost of the first wave; where noise hides it, the subject of the picture."""
     first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
     if first is None or first.gain.value >= 1 or not first.cost.excludes(0.0):
         return "Tile and wave quantization"
@@ -427,6 +431,7 @@ def _headline(sweep: Sweep) -> str:
 def _panel(
     sweep: Sweep, judged: JudgedLaw | None, sizes: NDArray[np.int64], value: str, library: Sequence[Series] = ()
 ) -> Panel:
+    """Time or rate of a sweep with its law at these sizes, and the library's."""
     row, width, largest = sweep.base, getattr(sweep.base.p.tile, sweep.along), int(sizes[-1])
     drawn = [series("measured", sweep.rows.values(), sweep.along, "throughput" if value == "rate" else value)]
     if judged is not None:
@@ -448,6 +453,7 @@ def _panel(
 
 
 def _libraries(sweep: Sweep, y_label: str) -> list[Series]:
+    """The library's times or rates at the sizes of a sweep; on a GPU its law as well."""
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if not library:
         return []

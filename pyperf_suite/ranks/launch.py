@@ -241,6 +241,7 @@ def _fork(rank: int, count: int, port: int, listener: socket.socket, module: str
 
 
 def _host(port: int, descriptor: int) -> object:
+    """Host the ranks' store, so that it outlives each of them; None without torch, of which the ranks tell."""
     try:
         distributed: Any = importlib.import_module("torch.distributed")
     except ImportError:

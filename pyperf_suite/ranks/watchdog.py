@@ -83,6 +83,7 @@ class Starting:
         return self.message() or sentence
 
     def _fate(self, rank: int) -> str:
+        """Return a rank's fate: alive, died, left or stopped; empty if it left no word, as on other nodes."""
         word = self._read(str(rank)).split()
         if word == [_LEFT]:
             return "left"

@@ -54,6 +54,7 @@ def _path(slug: str) -> Path | None:
 
 
 def _runs(slug: str) -> list[dict[str, Any]]:
+    """Runs as they were remembered; none of a file that is absent or damaged."""
     path = _path(slug)
     try:
         runs = json.loads(files.read_text(path, MAX_BYTES))["runs"] if path else []

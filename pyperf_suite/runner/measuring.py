@@ -223,6 +223,7 @@ def measure_ranked(
 def _prepare(
     workload: Workload[Any], case: Case, place: ExecutionContext
 ) -> tuple[Transfers | None, tuple[str, str] | None]:
+    """The case made ready on this rank, or (outcome, reason)."""
     requested, there = workload.ranks(case.parameters), place.ranks.count
     if requested != there:
         return None, ("unsupported", f"{requested} ranks were requested, but this group has {there}.")
@@ -284,6 +285,7 @@ class _Rank:
         self._offset = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
     def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
+        """How far off its clock may be, machine, CPU time, GPU and longest standstill of every rank."""
         still_s = self.group.watchdog.stood_still_s()
         seen = [self._offset.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu, still_s]
         return list(self.group.gather("compare telemetry", seen, self.deadline_s))
@@ -397,6 +399,7 @@ class _Lead(Prepared, Checks):
         self.before_timing()
 
     def report(self) -> dict[str, Any]:
+        """How many iterations were looked at while they were timed, or why none could be."""
         return super().report() if self.checked else {"unchecked": self.unchecked} if self.unchecked else {}
 
     def run(self, iterations: int, is_counted: bool = True) -> NDArray[np.float64]:
@@ -455,6 +458,7 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 
 
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
+    """Return each rank's own times; null for a rank that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
 
     def quantiles(share: float) -> list[float | None]:

@@ -221,10 +221,12 @@ class Outlook:
 
     @property
     def line(self) -> str:
+        """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, about 4 min`."""
         return f"{self.size}, about {in_words(self.run_s())}"
 
     @property
     def size(self) -> str:
+        """How much is ahead, but for the time."""
         plan = self._plan
         return (
             f"{len(plan.cases)} case{'s' if len(plan.cases) > 1 else ''} x "
@@ -246,6 +248,7 @@ class Outlook:
             bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
     def run_s(self) -> float:
+        """The seconds that the whole plan is expected to take, workers' starts included."""
         plan = self._plan
         trials_s = sum(
             self.trial_s(planned, process)

@@ -40,6 +40,7 @@ class Effort:
         return replace(self, stop=stop).for_median()
 
     def per_visit(self) -> Effort:
+        """The same for one of two visits."""
         warm_up, stop = self.warm_up, self.stop
         return replace(
             self,

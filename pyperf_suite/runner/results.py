@@ -44,6 +44,7 @@ class RunFolder:
         return self.path / RECORDS
 
     def records(self) -> list[Record]:
+        """All records so far; none where the run was ended before its first."""
         return read_journal(self.records_path) if self.records_path.exists() else []
 
 

@@ -219,6 +219,7 @@ class Session:
 
     @property
     def kept(self) -> str:
+        """Return a sentence about the trials that a resumed run already has; empty for a new run."""
         trials = self.trials()
         held = sum(self._is_held(*trial) for trial in trials)
         if not held:
@@ -228,6 +229,7 @@ class Session:
 
     @property
     def cut_short(self) -> str:
+        """Return a sentence about the trials that the budget left out, and how to go on; empty if it left out none."""
         if not self.left_out and self._due:
             return (
                 f"The budget of {self.budget_s:g} s left no time for the second visit of {len(self._due)} of "
@@ -288,6 +290,7 @@ class Session:
         return group
 
     def _held_bytes(self, planned: PlannedCase) -> int:
+        """Memory that a case takes from when it is ready until it is done, on all its ranks together."""
         workload, parameters = find_workload(planned.case.operator), planned.case.parameters
         copies_bytes = max(COPIES * workload.footprint_bytes(parameters), self._cold_bytes)
         return copies_bytes * max(1, workload.ranks(parameters))

@@ -24,6 +24,7 @@ class SparedCases:
         self._ran: set[tuple[str, str]] = set()
 
     def note(self, case: Case, answer: Mapping[str, Any]) -> None:
+        """Remember how a case ended."""
         of = case.operator, case.implementation
         if answer["outcome"] == "ok":
             self._ran.add(of)
@@ -35,5 +36,6 @@ class SparedCases:
                 self._answers.setdefault(of, {"outcome": answer["outcome"], "reason": reason})
 
     def answer(self, case: Case) -> dict[str, Any] | None:
+        """The answer of a case that need not be run."""
         of = case.operator, case.implementation
         return None if of in self._ran or of not in self._answers else dict(self._answers[of])

@@ -102,6 +102,7 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
 
 
 def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
+    """The disturbances of all slices, by the best loop that is known after the second visit; and of each slice."""
     reports = [visit.quality["disturbances"] for visit in visits]
     best_s = min(report.get("best_loop_s", math.inf) for report in reports)
     reasons: list[str] = []
@@ -114,6 +115,7 @@ def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
+    """Metrics other than time: the samples of both visits, and bounds that hold those of both."""
     metrics: dict[str, Metric] = {}
     for name, metric in visits[1].metrics.items():
         both = [visit.metrics[name] for visit in visits if name in visit.metrics]
@@ -125,6 +127,7 @@ def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
 
 
 def _verification(visits: Sequence[Record]) -> Mapping[str, Any]:
+    """The second visit's verification, with the launches that were looked at in both."""
     found = [visit.verification for visit in visits]
     if not all("launches_checked" in each and "excludes_errors_in_one_of" in each for each in found):
         return found[1]

@@ -137,10 +137,12 @@ class Workers:
         """Start what is to measure such a case later, where that takes a while."""
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """Cases that take turns in one process; every way a case can end is an outcome."""
         for number, case in enumerate(cases):
             yield number, self.measure(process, case, effort)
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The measured part of the record of a single case."""
         ((_, answer),) = self.measure_by_turns(process, [case], effort)
         return answer
 
@@ -178,9 +180,11 @@ class WorkerPool(Workers):
                 yield requested[number], answer
 
     def start(self, case: Case) -> None:
+        """Start the first process that measures such cases now: it imports what it needs, and waits."""
         self._worker(0, case)
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """As many as come before the worker is of no further use."""
         if not cases:
             return
         key, worker = self._worker(process, cases[0])
@@ -275,6 +279,7 @@ class GroupWorkers(Workers):
         self._lost = ""
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """The answers of all ranks together, or of a worker process for cases that take none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.", ExitCode.FAILED)
         self._pool.best_loop_s = self.best_loop_s
@@ -316,6 +321,7 @@ class EachDevice(Workers):
         self._pools = {str(device): WorkerPool(device, deadline_s, alternates=True) for device in devices}
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """The answers of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
         pool.best_loop_s = self.best_loop_s
         ranks = find_workload(cases[0].operator).ranks(cases[0].parameters)

@@ -253,6 +253,7 @@ class RankSteps(Transfers):
         """Run the timed step."""
 
     def meet(self) -> None:
+        """Wait for all ranks, so that what is timed begins for all at once."""
         self.torch.distributed.barrier(self._group)
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:

@@ -102,6 +102,7 @@ class OperandSets(ABC):
         return
 
     def seen(self, name: str, buffer: Any) -> Any:
+        """Return the memory as a numpy array in storage form or as a torch tensor."""
         return buffer
 
     @abstractmethod
@@ -385,6 +386,7 @@ class Operator(Workload[Any]):
         self.name, self.parameters_type = kernel.name, kernel.parameters
 
     def launched(self, parameters: Any) -> Launch:
+        """Return the declaration's launch of a case, with an `Operand` for each array."""
         streams = itertools.count()
 
         with described_by(lambda is_input, shape, dtype: Operand(shape, dtype, next(streams) if is_input else None)):
@@ -394,6 +396,7 @@ class Operator(Workload[Any]):
         return Operands(self.launched(parameters).kwargs, seed)
 
     def footprint_bytes(self, parameters: Any) -> int:
+        """Bytes of all operands; what else an implementation keeps is its own."""
         return sum(operand.nbytes for operand in self.launched(parameters).kwargs.values())
 
     def work(self, parameters: Any) -> Work:
@@ -401,6 +404,7 @@ class Operator(Workload[Any]):
         return Work(launched.flop, launched.bytes)
 
     def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> Launches:
+        """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
         place = dataclasses.replace(place, sets=place.sets or sets)

@@ -81,6 +81,7 @@ class Factors:
         self._start = random.Random(seed)
 
     def some(self, values: Tensor) -> Tensor:
+        """As many as those values, at most `_POOL`, in their type."""
         begin = self._start.randrange(_POOL)
         return self._pool[begin : begin + values.numel()].to(values.dtype)
 

@@ -55,10 +55,12 @@ class SharedArrays:
     """
 
     def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
+        """By default what is kept takes at most `SHARED_PART` of the memory and of the disk that are free."""
         self._folder = folder
         self._most_bytes = most_bytes
 
     def keep(self, key: str, name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+        """Return the arrays kept under key and name, mapped from their file; else compute and keep them."""
         path = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = _mapped(path)

@@ -137,6 +137,7 @@ class Prepared(ABC):
         """Do it once."""
 
     def untimed(self, index: int) -> None:
+        """The same for a check, whose time nobody asks."""
         self.launch(index)
 
     def poison(self, index: int | None = None) -> None:
@@ -152,6 +153,7 @@ class Prepared(ABC):
         return None
 
     def matches(self, index: int, snapshot: Any) -> bool:
+        """True if the results equal the snapshot, bit for bit."""
         return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:

@@ -94,6 +94,7 @@ class Storage:
 
     @property
     def state(self) -> int:
+        """Return the optimizer's bytes per parameter: its moments, and the master copy that it updates."""
         return self.optimizer + self.master
 
     @property
@@ -200,6 +201,7 @@ class ActivationPolicy:
 
     @property
     def written_out(self) -> bool:
+        """True if scores are kept: torch has no fused kernel with dropout on a CPU."""
         return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
 
 

@@ -139,6 +139,7 @@ def _measured(request: RunRequest, devices: Sequence[Device], find: FindProbe) -
 
 
 def _compare(folder: Path, as_json: bool, everything: bool, markdown: Path | None) -> None:
+    """Judge a fleet and end with its exit code."""
     from pyperf_suite.node.fleet import fleet_findings, read_fleet
     from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
     from pyperf_suite.render.text import answer, markdown_of

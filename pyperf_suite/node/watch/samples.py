@@ -413,6 +413,7 @@ class Job:
         return network, loopback, memory.cpu_throttled_s(self._files) or 0.0
 
     def _numbers(self, path: str) -> set[int]:
+        """The processes or threads of a folder."""
         try:
             return {int(name) for name in os.listdir(f"{self._proc}/{path}") if name.isdigit()}  # noqa: PTH208 - fast
         except OSError:

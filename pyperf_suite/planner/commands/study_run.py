@@ -86,6 +86,7 @@ class StudyRequest:
 
     @property
     def arguments(self) -> list[str]:
+        """The same study on a command line."""
         words = [] if self.path is None else [str(self.path)]
         for name, value in self.options.items():
             gated = "--gated" if value else "--not-gated"

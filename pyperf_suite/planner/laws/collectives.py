@@ -353,6 +353,7 @@ def _is_over_pcie(spec: GpuSpec, inside: Floats) -> NDArray[np.bool_]:
 
 
 def _in_node(spec: GpuSpec, law: LinkLaw, operation: str, bus_bytes: Floats, inside: Floats) -> Floats:
+    """Seconds within a node."""
     ranks = np.maximum(inside, 2.0)
     sizes = operation, bus_bytes, ranks, link_bytes_per_s(spec, ranks)
     seconds = np.where(_is_over_pcie(spec, ranks), OTHER_PCIE.seconds(*sizes), law.seconds(*sizes))

@@ -97,6 +97,7 @@ class Cluster:
 
     @property
     def hosted(self) -> Host:
+        """Each GPU's share of its host."""
         return self.host or usual_host(self.gpu)
 
 

@@ -81,6 +81,7 @@ class PredictedLayout:
 
     @property
     def memory_bytes(self) -> float:
+        """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
 
 
@@ -105,6 +106,7 @@ class Planned:
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
+        """Bytes on the fullest GPU."""
         return np.asarray(self.need.total)
 
     @functools.cached_property
@@ -156,6 +158,7 @@ class Planned:
         return places[np.sort(np.unique(columns, axis=0, return_index=True)[1])]
 
     def at(self, place: int) -> PredictedLayout:
+        """One layout, as plain numbers."""
         training, cluster = self.training, self.cluster
         plan = plan_at(training, cluster, self.grid, place)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq

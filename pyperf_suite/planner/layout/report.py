@@ -231,6 +231,7 @@ def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark
 
 
 def _law_error(planned: Planned, framework: str) -> Remark | None:
+    """State the error of the law of a step on runs whose source it had not seen."""
     error = planned.error_percent(framework)
     if error is None:
         return None

@@ -48,6 +48,7 @@ class TimeBreakdown:
 
     @property
     def seconds(self) -> float:
+        """Time of all calls."""
         return sum(self.causes.values())
 
     @property
@@ -179,6 +180,7 @@ class Sizing:
         )
 
     def _repr_markdown_(self) -> str:
+        """The findings, as a notebook shows them."""
         from pyperf_suite.render.text import markdown_of
 
         return "\n".join(markdown_of(self.findings))

@@ -88,6 +88,7 @@ class Candidates:
         return len(self.sizes["hidden"])
 
     def grid(self, rows: Any = ...) -> tuple[ModelGrid, ParallelPlan]:
+        """Models and plans of these rows, by default of all."""
         sizes = {name: column[rows] for name, column in self.sizes.items()}
         micro_batch, tp, present = sizes.pop("micro_batch"), sizes.pop("tp"), self.setting
         plan = plan_of(present, micro_batch, present.seq, tp)

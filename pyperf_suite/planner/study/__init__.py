@@ -113,6 +113,7 @@ PATH = (
 
 
 def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
+    """Report the path of a search and its cost."""
     if not steps:
         return
     best = next((each for each in reversed(steps) if each.is_kept), None)

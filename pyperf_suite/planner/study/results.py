@@ -52,6 +52,7 @@ class StudyResult:
 
     @property
     def name(self) -> str:
+        """Name of the configuration, as in `dp2 zero1 flash`."""
         return str(self.parameters.name)
 
     @cached_property

@@ -130,6 +130,7 @@ class ParallelSteps(RankSteps):
         del self.data
 
     def _allocations(self) -> dict[str, int]:
+        """Bytes on this rank after an iteration, and the most that one more holds."""
         from pyperf_suite.workloads.training import held_bytes
 
         cuda, sizes = self.torch.cuda, self.data.allocated()

@@ -46,10 +46,12 @@ class CurvePoint:
 
     @property
     def size(self) -> Quantity:
+        """S: what whole elements fill."""
         return Quantity(self.row.p.message_bytes, "size")
 
     @property
     def trips(self) -> int:
+        """Messages that follow each other in one iteration: of a ping_pong there and back."""
         return 2 if self.row.p.op == "ping_pong" else 1
 
     @property
@@ -62,10 +64,12 @@ class CurvePoint:
 
     @property
     def busbw(self) -> float:
+        """Return the bytes per second that a link carries."""
         return self.algbw() * float(bus_factor(self.row.p.operation.counted_as, self.row.p.ranks))
 
     @property
     def rate(self) -> Quantity:
+        """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
         rate = self.algbw() if self.row.p.ranks == 1 else self.busbw
         return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
 
@@ -88,10 +92,12 @@ class CurvePoint:
 
     @property
     def nodes(self) -> int:
+        """How many nodes the ranks lived on; 1 if the record does not say."""
         return int(self.trials[0].sampling.get("nodes", 1))
 
     @property
     def peak(self) -> LinkPeak | None:
+        """The peak of the links; None where its ranks are joined by a network between nodes."""
         return peak_of(self.trials[0].identity) if self.nodes == 1 else None
 
     @property
@@ -145,6 +151,7 @@ class Curve:
 
     @property
     def how(self) -> str:
+        """Return the implementation and its variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     @property
@@ -164,6 +171,7 @@ class Curve:
 
     @property
     def counted_as(self) -> str:
+        """The name under which laws know the operation."""
         return str(self.p.operation.counted_as)
 
     @property

@@ -110,6 +110,7 @@ class PairMap:
 
     @cached_property
     def shares(self) -> dict[Pair, float]:
+        """Rate of each pair over that of the median pair with the same wiring."""
         medians = {
             path: statistics.median(self.rates[pair] for pair in similar)
             for path, similar in grouped(self.rates, self.paths.get).items()
@@ -139,6 +140,7 @@ def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
 
 
 def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
+    """Yield the rate of each pair of a point by the slower of its ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
     for a, b in point.row.p.pairs:
@@ -225,6 +227,7 @@ class Soaked:
 
     @property
     def relative(self) -> NDArray[np.float64]:
+        """Each trial's time over the median trial's."""
         return np.asarray(self.seconds / np.median(self.seconds))
 
     @property

@@ -96,6 +96,7 @@ class AttentionParameters:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """Shape of each operand by name; the gradients stand there only for the backward pass."""
         shapes = {"q": self.q_shape, "k": self.k_shape, "v": self.k_shape, "o": self.q_shape}
         if self.backward:
             shapes |= {"do": self.q_shape, "dq": self.q_shape, "dk": self.k_shape, "dv": self.k_shape}
@@ -171,6 +172,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         return launches
 
     def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        """Launches, of which one has run, and what is known of the kernel so far."""
         raise NotImplementedError
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:

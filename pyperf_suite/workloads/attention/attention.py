@@ -191,6 +191,7 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         return attention_sm90.specialise(p.head_dim, dtype, blocks.m, blocks.n, stages)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
+        """Compile for the device, place the operand sets in its memory, encode every launch."""
         gpu = cuda_device(place.device.index)
         memory = DeviceMemory(operands, place, gpu)
         with refusing(Unsupported):

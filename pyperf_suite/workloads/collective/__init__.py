@@ -409,6 +409,7 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
 
 
 def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
+    """Return the positions of one period, or of all elements if they are fewer."""
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 

@@ -230,6 +230,7 @@ class NcclTransfers(Exchange):
         super().close()
 
     def _details(self, library: Any) -> dict[str, Any]:
+        """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
         p = self.data.parameters

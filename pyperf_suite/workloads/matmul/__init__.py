@@ -271,6 +271,7 @@ def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
 
 
 def _margins(shape: tuple[int, int], padded: tuple[int, int]) -> tuple[int, ...] | None:
+    """Return the padding before and after the last dimension, then the first; None if there is nothing to add."""
     return None if shape == padded else (0, padded[1] - shape[1], 0, padded[0] - shape[0])
 
 

@@ -142,6 +142,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
             self.specialise(parameters, (0, 0, 0))
 
     def tile(self, parameters: MatmulParameters) -> Tile:
+        """The requested tile, or the one that the kernel begins with."""
         if parameters.tile is not None:
             return parameters.tile
         m, n, k, cluster = self.kernel.default_tile(parameters.m, parameters.n, parameters.schedule.workers)

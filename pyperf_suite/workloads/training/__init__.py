@@ -104,6 +104,7 @@ class TransformerShape:
 
     @property
     def projected(self) -> tuple[int, int, int]:
+        """Widths of queries, of keys and of values of all heads."""
         keys = self.key_value_heads * self.head_dim
         return self.hidden, keys, keys
 

@@ -168,6 +168,7 @@ class Replica(RankSteps):
         self._batches, self._due = [], []
 
     def _details(self) -> dict[str, Any]:
+        """Return the exchange for records: the buckets that DDP cut, and the bytes that this rank sends in a step."""
         p = self._parameters
         weights = sum(each.numel() for each in self.model.parameters())
         details: dict[str, Any] = {"parameters": weights, **self._torch_details()}
@@ -474,6 +475,7 @@ class OnGpu(SideBySide):
         super().__init__(parameters, rank, group, where)
 
     def timed(self, run: str) -> Times:
+        """Time products and all_reduces from one beginning to the end of one of their streams, or of both."""
         products, all_reduces, end = {
             "product": (1, 0, "main"),
             "all_reduce": (0, 1, "side"),

@@ -144,6 +144,7 @@ class Watch(TorchDispatchMode):
         return [storage._cdata for storage in found]
 
     def living(self) -> dict[int, int]:
+        """Bytes of each storage that somebody holds, as large as it is now; the others are forgotten."""
         found = {key: torch.UntypedStorage._new_with_weak_ptr(each.cdata) for key, each in self._storages.items()}
         sizes = {key: int(storage.nbytes()) for key, storage in found.items() if storage is not None}
         self._storages = {key: self._storages[key] for key in sizes}

@@ -87,6 +87,7 @@ class TextFiles:
         return Checked(len(wrong), len(self), wrong[0] if wrong else "")
 
     def expected(self, index: int) -> NDArray[np.int64]:
+        """Return the tokens that the sample must decode to."""
         return np.random.default_rng((self._seed, index)).integers(0, VOCABULARY, LENGTH)
 
 

@@ -60,6 +60,7 @@ class LayerShapes:
 
     @property
     def sizes(self: Any) -> tuple[int, int, int]:
+        """Elements of the inputs, of the weights and of the result."""
         inputs, weights = (sum(map(math.prod, shapes)) for shapes in (self.inputs, self.weights))
         return inputs, weights, math.prod(self.output)
 
@@ -91,9 +92,11 @@ class LayerShapes:
         return Work(flop, moved[self.phase] * self.element_bytes)
 
     def entering(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the layer's inputs, of the inputs as they are drawn."""
         return inputs
 
     def of_phase(self: Any, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
+        """Select, of items of the inputs and of the weights, those whose gradients the pass computes."""
         return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
 
 

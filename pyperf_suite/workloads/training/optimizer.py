@@ -180,10 +180,12 @@ class TensorSet:
 
     @functools.cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each."""
         return tensor_sizes(SHAPES[self.shape]) if self.shape else ((self.rows, self.columns),) * self.tensors
 
     @property
     def elements_each(self) -> int:
+        """Mean elements of a tensor."""
         return self.elements // self.tensors
 
     @property

@@ -54,6 +54,7 @@ class WatchedSteps(TorchSteps):
         super().__init__(replace(parameters, precision=torch_name(parameters.precision), part="train"), seed, where)
 
     def bytes_by_kind(self) -> dict[str, int]:
+        """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
         assert self._optimizer is not None
         found = super().bytes_by_kind()
         found["parameters"] = sum(each.numel() for each in self.model.parameters())

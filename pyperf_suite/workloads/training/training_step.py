@@ -176,6 +176,7 @@ class TorchSteps(ComparedLaunches):
             self._optimizer.step()
 
     def passes(self) -> None:
+        """A step without its update."""
         p = self._p
         around_all = p.cast_cache != CAST_CACHES[0]
         if p.goes_back:

@@ -155,6 +155,7 @@ class KernelCall:
     wide: bool = False
 
     def seconds(self, prices: Prices) -> Any:
+        """Seconds of all calls."""
         prices = prices.wide if self.wide else prices
         sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
         found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
