@@ -182,10 +182,6 @@ class Verdict:
     pairs: int = 0
     further_pairs: int | None = 0
 
-    @property
-    def is_decided(self) -> bool:
-        return self.word != "undecided"
-
 
 @dataclass(frozen=True)
 class Judgement:
@@ -425,7 +421,7 @@ class SequentialRule:
         pairs = len(log_ratios)
         evidence = Pairs(log_ratios, *self.shares(pairs, final))
         found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or pairs in self.looks)
-        further = 0 if found.is_decided else self._further_pairs(log_ratios, evidence.centre)
+        further = 0 if found.word != "undecided" else self._further_pairs(log_ratios, evidence.centre)
         return replace(found, pairs=pairs, further_pairs=further)
 
     def _further_pairs(self, log_ratios: Sequence[float], centre: float) -> int | None:
