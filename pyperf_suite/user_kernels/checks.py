@@ -285,20 +285,15 @@ class UserChecks(Checks):
         return seconds
 
     def _require_a_true_clock(self) -> None:
-        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
-
-        They are taken as those were that count; as many of them as the judge sees take long enough.
-        """
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass."""
         if self._launches.restores:
             return
         if self._launches.kernel.path == "gpu":
             launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
-            expected_s = launches * self._launch_s
+            due_s = launches * self._launch_s
             seen_s = min(self._launches.settling_s(launches) for _ in range(3))
-            if seen_s > expected_s / REPORTED_SHARE + LONG_PART_S:  # as on another stream
-                words = (
-                    f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {expected_s:.3g} s"
-                )
+            if seen_s > due_s / REPORTED_SHARE + LONG_PART_S:  # as on another stream
+                words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {due_s:.3g} s"
                 raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
             return
         samples, share = 1 + int(LONG_PART_S / (self._wall_s * self._batch)), 0.0
@@ -341,10 +336,7 @@ class UserChecks(Checks):
         self._alike(self._pair_of_bursts, [], [], self._share(compared), "on sets that were left as they were")
 
     def _pair_of_bursts(self) -> tuple[float, float]:
-        """Seconds of launches without a pause on sets that were all given fresh inputs, and on sets left as they were.
-
-        A result that is computed ahead while another set is launched is of no use in the former.
-        """
+        """Seconds of launches without a pause on sets all given fresh inputs, and on sets left as they were."""
         count, seconds = min(self._launches.sets, PAIRED_BURST), [0.0, 0.0]
         order = (0, 1) if secrets.randbelow(2) else (1, 0)
         for is_left in order:

@@ -256,10 +256,7 @@ class UserFile:
         return leaves
 
     def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
-        """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
-
-        Answers with `unsuited` where none can be made of a kind that is not the usual one.
-        """
+        """Write a case's inputs of a kind to a slot; `unsuited` where none can be made of an unusual kind."""
         self._take_case(kernel, axes)
         self._slot, self._kind = slot, inputs
         self._api.draw_inputs(inputs)

@@ -335,10 +335,7 @@ class UserLaunches(Prepared):
         return [each for each in (first, *others) if each in taken]
 
     def audit(self, launches: int) -> tuple[int, Verification | None]:
-        """Launch on the last two inputs made, whose results were verified: how many results are equal to those.
-
-        The first that is not ends it, and has a verdict where its inputs can be made again.
-        """
+        """Launch on the last two inputs made: how many results equal the verified, and a verdict on the first not."""
         first, slots = random.SystemRandom().randrange(self.sets), self._slots[-2:]
         found = self._process.ask("audit", first=first, launches=launches, slots=slots)
         self._require_left_alone(found)
@@ -371,10 +368,7 @@ class UserLaunches(Prepared):
         return secrets.randbits(63) if self._input_seeds is None else self._input_seeds.getrandbits(63)
 
     def verify_last(self, index: int) -> Verification:
-        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
-
-        The reference is computed only now: what the kernel process could have found of it did not exist.
-        """
+        """Compare what the last launch left with the reference, which is computed only now, of its set's inputs."""
         result, expected = str(self._files / "result"), str(self._files / "expected")
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         # A check in this process is given what was left itself, of whatever kind.
