@@ -193,7 +193,12 @@ def open_run(
     if not workers and rank_environment().launched:
         group = Group()
         if group.rank:
-            _follow(group)
+            try:
+                follow(group)
+            except RanksMissing as missing:
+                raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
+            finally:
+                group.close()
             return None
         workers = (GroupWorkers(group, device, request.deadline_s),)
     workers = workers or (WorkerPool(device, request.deadline_s, alternates=request.budget_s is not None),)
@@ -250,15 +255,6 @@ def _pictures_prepared(is_waiting: bool) -> Iterator[None]:
     yield
     if is_waiting:
         loading.join()
-
-
-def _follow(group: Group) -> None:
-    try:
-        follow(group)
-    except RanksMissing as missing:
-        raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
-    finally:
-        group.close()
 
 
 def _judging(request: RunRequest, find: FindProbe, device: Device) -> FindProbe:
