@@ -331,8 +331,7 @@ class UserChecks(Checks):
         compared = self._budget.compared
         least = min(self._share(compared), max(compared - len(earlier[0]), 0))
         self._fresh_s, self._seen_s = self._alike(pair, *earlier, least, "on inputs that it was given before")
-        fastest_s = min((*earlier[0], *self._fresh_s), default=math.inf)
-        self._require_that_bursts_compute(fastest_s)
+        self._require_that_bursts_compute(min((*earlier[0], *self._fresh_s), default=math.inf))
         self._alike(self._pair_of_bursts, [], [], self._share(compared), "on sets that were left as they were")
 
     def _pair_of_bursts(self) -> tuple[float, float]:
@@ -418,8 +417,7 @@ class UserChecks(Checks):
 def joined(earlier: Mapping[str, Any], latest: Mapping[str, Any]) -> dict[str, Any]:
     """Join the findings of earlier processes and of one more: the checks that later ones need not repeat."""
     lists = {name: [*earlier.get(name, ()), *latest.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
-    known = {name: earlier.get(name) or latest.get(name) for name in ("rounding", "copied_bytes_per_s")}
-    return lists | known
+    return lists | {name: earlier.get(name) or latest.get(name) for name in ("rounding", "copied_bytes_per_s")}
 
 
 def copied_bytes_per_s(moved_bytes: int) -> float:

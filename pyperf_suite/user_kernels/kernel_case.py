@@ -76,8 +76,7 @@ class KernelCase(UserFile):
         return {"stopwatch": "perf_counter_ns in the kernel process", "resolution_s": resolution_s, "path": "cpu"}
 
     def _take_gpu_clock(self, sets: int) -> None:
-        gpu = self._gpu()
-        self._stopwatch = gpu.stopwatch()
+        self._stopwatch = self._gpu().stopwatch()
         # Launches that do not count would modify what is not given back before them.
         self._stopwatch.sets, self._stopwatch.wakes = sets, not self._restored
         torch = self._api._torch(self._device)

@@ -303,8 +303,7 @@ class UserFile:
         arrays.write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(arrays.overlaps(each, owned) for each in arrays.arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
-        repeated = arrays.repeats(list(arrays.arrays_in(out)))
-        return {**reported, "overlaps": shared, "repeats": repeated}
+        return {**reported, "overlaps": shared, "repeats": arrays.repeats(list(arrays.arrays_in(out)))}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Return the reference's result for arguments of these values, or the arrays that it writes if it has none."""
