@@ -210,8 +210,7 @@ def open_run(
             plan = request.plan()
         plan.validate(refused)
         first, budget_s = around(workers[0]), math.inf if request.budget_s is None else request.budget_s
-        session = Session(plan, request.folder(plan), (first, *workers[1:]), budget_s)
-        return Run(session, request, find)
+        return Run(Session(plan, request.folder(plan), (first, *workers[1:]), budget_s), request, find)
     except BaseException:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         for each in workers:

@@ -359,8 +359,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         samples = [sample for record in records for sample in record.kept_seconds]
         benchmark.extra_info.update(extra_info(records, run.records_path))
         run.replayed[benchmark.fullname] = samples
-        clock = item.stash[_CLOCK]
-        clock.load(samples)
+        item.stash[_CLOCK].load(samples)
         benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
 
     return replay

@@ -50,8 +50,7 @@ def signed_rank_p(values: Sequence[float], location: float) -> float:
 
     Ties count against a difference, so the p-value is never too small for them. Raises ValueError for no values.
     """
-    averages = walsh_averages(_sample(values))
-    return float(_upper_tails(len(values))[np.count_nonzero(averages > location)])
+    return float(_upper_tails(len(values))[np.count_nonzero(walsh_averages(_sample(values)) > location)])
 
 
 def clump_p(values: Sequence[float], location: float) -> float:
@@ -85,8 +84,7 @@ def critical_sum(count: int, tail: float) -> int:
 @functools.cache
 def _upper_tails(count: int) -> np.ndarray:
     """The probability of each signed-rank sum 0 … n(n + 1)/2, or a greater one, of values symmetric about 0."""
-    greatest = count * (count + 1) // 2
-    chances = np.zeros(greatest + 1)
+    chances = np.zeros(count * (count + 1) // 2 + 1)
     chances[0] = 1.0
     for rank in range(1, count + 1):
         with_rank = np.zeros_like(chances)
