@@ -127,10 +127,8 @@ def out_of_memory(error: BaseException | None) -> str:
     while error is not None:
         lines = str(error).strip().splitlines() or [""]
         if isinstance(error, MemoryError) or any(words in lines[0] for words in _ALLOCATORS):
-            requested = re.search(r"tried to allocate [0-9.,]+ \w+", lines[0], re.IGNORECASE)
-            return (
-                f"{OUT_OF_MEMORY}{f'tried{requested[0][5:]}' if requested else lines[0][:200] or type(error).__name__}"
-            )
+            asked = re.search(r"tried to allocate [0-9.,]+ \w+", lines[0], re.IGNORECASE)
+            return f"{OUT_OF_MEMORY}{f'tried{asked[0][5:]}' if asked else lines[0][:200] or type(error).__name__}"
         error = error.__cause__ or error.__context__
     return ""
 

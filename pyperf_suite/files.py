@@ -51,8 +51,7 @@ def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
 
 def open_for_appending(path: Path) -> IO[bytes]:
     """The regular file there, made if absent, written at its end. Raises OSError, NotRegular for a symbolic link."""
-    descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK)
-    return os.fdopen(descriptor, "ab", buffering=0)
+    return os.fdopen(_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK), "ab", buffering=0)
 
 
 def why_not_private(path: Path) -> str:

@@ -193,7 +193,12 @@ def open_run(
     if not workers and rank_environment().launched:
         group = Group()
         if group.rank:
-            _follow(group)
+            try:
+                follow(group)
+            except RanksMissing as missing:
+                raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
+            finally:
+                group.close()
             return None
         workers = (GroupWorkers(group, device, request.deadline_s),)
     workers = workers or (WorkerPool(device, request.deadline_s, alternates=request.budget_s is not None),)
@@ -205,8 +210,7 @@ def open_run(
             plan = request.plan()
         plan.validate(refused)
         first, budget_s = around(workers[0]), math.inf if request.budget_s is None else request.budget_s
-        session = Session(plan, request.folder(plan), (first, *workers[1:]), budget_s)
-        return Run(session, request, find)
+        return Run(Session(plan, request.folder(plan), (first, *workers[1:]), budget_s), request, find)
     except BaseException:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         for each in workers:
@@ -250,15 +254,6 @@ def _pictures_prepared(is_waiting: bool) -> Iterator[None]:
     yield
     if is_waiting:
         loading.join()
-
-
-def _follow(group: Group) -> None:
-    try:
-        follow(group)
-    except RanksMissing as missing:
-        raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
-    finally:
-        group.close()
 
 
 def _judging(request: RunRequest, find: FindProbe, device: Device) -> FindProbe:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from pyperf_suite.cli.group import MAP
-from pyperf_suite.cli.main import main
+from pyperf_suite.cli.main import MAP, main
 from pyperf_suite.errors import nearest, offer
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import find_probe, probe_names

@@ -63,23 +63,21 @@ def compare(
     findings, notes = _compare(before, after, thresholds, margin, store)
     if any(name.startswith("latest") for name in (old, new)):  # which passes over a run that holds nothing
         findings += store.unreadable(after.machine)
-    uncompared = one_sided(before, after)
+    missing = one_sided(before, after)
     left_out = []
     where = {
         "only_old": f"only in {before.name}",
         "only_new": f"only in {after.name}",
         "neither": "measured in neither run",
     }
-    for kind, labels in uncompared.items():
+    for kind, labels in missing.items():
         if labels:
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
             left_out.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
     notes = [*before.notes, *after.notes, *left_out, *notes]
     sides = (("old", before), ("new", after))
     extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
-    options.finish(
-        findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared}
-    )
+    options.finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": missing})
 
 
 def _compare(

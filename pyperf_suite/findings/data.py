@@ -178,10 +178,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points.
-
-    `style` is "points" for measurements, "line" for a law, "baseline" for what both are compared with.
-    """
+    """One line or set of points; `style` is "points" (measured), "line" (a law), or "baseline" of both."""
 
     label: str
     x: Sequence[float]

@@ -238,10 +238,7 @@ _caution = functools.partial(remark, kind="caution")
 
 
 def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
-    """Return remarks on the whole run, with cases of probes not named, and by probe remarks on its cases.
-
-    Cases that could not be measured come first: a reader who misses their figures finds the reason.
-    """
+    """Remarks on the whole run, cases that could not be measured first, and by probe remarks on its cases."""
     by_probe = grouped(records, lambda record: record.probe)
     own = {name: [*about_the_cases(by_probe.pop(name, []))] for name in probes}
     others = [record for held in by_probe.values() for record in held]

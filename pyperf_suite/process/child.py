@@ -78,10 +78,7 @@ class ProcessLost(Exception):
 
 
 class ChildProcess:
-    """One process, started at once, alive until `close` or until it is lost. It serves as serving.py does.
-
-    Subclasses say which exception tells of a loss (`failure`), and when a deadline begins anew (`progress`).
-    """
+    """One process, alive until `close` or until it is lost; subclasses have their `failure` and their `progress`."""
 
     # How long a process that is to end by itself may take.
     POLITE_S = 2.0

@@ -84,10 +84,7 @@ def is_users(file: str) -> bool:
 
 
 class OwnedFolder:
-    """A temporary folder named after this process, so that `sweep` removes it if this process is killed.
-
-    A copy of this process, which somebody's code forked and which ends in its own way, leaves it to this one.
-    """
+    """A temporary folder named after this process, so that `sweep` removes it; forked copies leave it alone."""
 
     def __init__(self, kind: str, within: str | None = None) -> None:
         """Make it in the folder `within`, else where temporary files lie."""

@@ -15,7 +15,6 @@ import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,13 +36,8 @@ if TYPE_CHECKING:
 BENCHMARK = "benchmark"
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Times of a call: seconds of each sample, the values kept with them, and the function's result."""
-
-    seconds: Sequence[float]
-    extra_info: Mapping[str, Any]
-    result: Any
+Timing = tuple[Sequence[float], Mapping[str, Any], Any]
+"""Times of a call: seconds of each sample, the values kept with them, and the function's result."""
 
 
 class Measurer(Protocol):
@@ -164,7 +158,7 @@ def end_test(outcome: str, reason: str) -> None:
 class SuiteFixture:
     """`suite(function, *args, reference=..., bytes=..., flop=..., modifies=..., check=...)`, as `suite.launch`."""
 
-    def __init__(self, nodeid: str, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
+    def __init__(self, nodeid: str, benchmark: Any, measurer: Measurer | None, clock: ReplayClock | None) -> None:
         self._nodeid, self._benchmark, self._measurer, self._clock = nodeid, benchmark, measurer, clock
         self._is_used = False
         api._outputs.clear()  # of tests before this one
@@ -182,27 +176,26 @@ class SuiteFixture:
         for name, each in launch.functions.items():
             if inspect.iscoroutinefunction(each):
                 raise TypeError(f"{name} is a coroutine function: pass one that runs it, as lambda: asyncio.run(...)")
+        if self._measurer is None or self._clock is None:
+            return self._verified(launch)
         result, samples, extra_info = self._measurer.measured(self._nodeid, launch)
-        if self._clock is None or not samples:
+        if not samples:
             return result
         self._benchmark.extra_info.update(extra_info)
         self._clock.load(samples)
         self._benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
         return result
 
-
-class Verifier:
-    """Measures nothing, and has every implementation verified once: for sessions in which benchmarks are off."""
-
-    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
+    def _verified(self, launch: api.Launch) -> Result:
+        """Have every implementation verified once, and nothing measured, as benchmarks are off in this session."""
         from pyperf_suite.pytest_plugin.launches import answer, device_of
         from pyperf_suite.record.case import Case
 
         for name in launch.functions:
-            said = answer(launch, name, Case(nodeid, None, name), None, device_of(launch))
+            said = answer(launch, name, Case(self._nodeid, None, name), None, device_of(launch))
             if said["outcome"] != "ok":
                 end_test(said["outcome"], said["reason"])
-        return Result({}, launch.bytes, next(iter(launch.functions)), launch.baseline), [], {}
+        return Result({}, launch.bytes, next(iter(launch.functions)), launch.baseline)
 
 
 class MeasuredBenchmark(BenchmarkFixture):
@@ -250,7 +243,7 @@ class MeasuredBenchmark(BenchmarkFixture):
     def _replayed(self, call: Call) -> Any:
         self._is_used = True
         try:
-            timing = self._source.time(self.fullname, call)
+            seconds, extra_info, result = self._source.time(self.fullname, call)
         except BaseException as error:
             raised, self.has_error = error, True
 
@@ -259,16 +252,16 @@ class MeasuredBenchmark(BenchmarkFixture):
 
             # By its own way, so that it knows that it was used.
             return super().pedantic(fail)
-        self.extra_info.update(timing.extra_info)
-        self._clock.load(timing.seconds)
-        left = len(timing.seconds)
+        self.extra_info.update(extra_info)
+        self._clock.load(seconds)
+        left = len(seconds)
 
         def replayed() -> Any:
             nonlocal left
             left -= 1
-            return timing.result if left >= 0 else call.once()  # which only a profiler asks for
+            return result if left >= 0 else call.once()  # which only a profiler asks for
 
-        return super().pedantic(replayed, rounds=len(timing.seconds), iterations=1)
+        return super().pedantic(replayed, rounds=len(seconds), iterations=1)
 
     @property
     def stats(self) -> Any:
@@ -376,7 +369,7 @@ class PytestChild:
             self.answers[BENCHMARK] = {"outcome": "failed", "reason": reason_of(error)}
             raise
         self.answers[BENCHMARK] = as_plain(answer)
-        return Timing(self.answers[BENCHMARK]["metrics"]["time"]["samples"], {}, result)
+        return self.answers[BENCHMARK]["metrics"]["time"]["samples"], {}, result
 
     def measured(self, nodeid: str, launch: api.Launch) -> tuple[Any, Sequence[float], Mapping[str, Any]]:
         """Measure each implementation, and end the test: what it says of the times is for all processes together."""

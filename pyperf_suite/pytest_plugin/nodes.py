@@ -107,11 +107,9 @@ def _lengths(items: Iterable[pytest.Item]) -> dict[tuple[str, str], int]:
 def _declared_length(item: Any, parameter: str) -> int:
     """The number of values that the mark or the fixture of a parameter lists; 0 if neither does."""
     for mark in item.iter_markers("parametrize"):
-        names, values = (*mark.args, *mark.kwargs.values())[:2]
-        if parameter in (re.split(r"[\s,]+", names) if isinstance(names, str) else names) and hasattr(
-            values, "__len__"
-        ):
-            return len(values)
+        names, cases = (*mark.args, *mark.kwargs.values())[:2]
+        if parameter in (re.split(r"[\s,]+", names) if isinstance(names, str) else names) and hasattr(cases, "__len__"):
+            return len(cases)
     fixtures = item._fixtureinfo.name2fixturedefs.get(parameter)
     return len(fixtures[-1].params or ()) if fixtures else 0
 

@@ -131,13 +131,13 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
 
     Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
     """
-    from pyperf_suite.pytest_plugin.fixtures import SuiteFixture, Verifier
+    from pyperf_suite.pytest_plugin.fixtures import SuiteFixture
 
     clock = request.node.stash.get(_CLOCK, None)
     if clock is None:
         if _times(benchmark):
             pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
-        return SuiteFixture(request.node.nodeid, benchmark, Verifier(), None)
+        return SuiteFixture(request.node.nodeid, benchmark, None, None)
     return SuiteFixture(request.node.nodeid, benchmark, _measurer(request.config), clock)
 
 
@@ -265,10 +265,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """In ranks of a launcher other than the first, do what the first one asks, which alone records and reports.
-
-    In the first, or where there is no launcher, measure what comes before the items' own trials.
-    """
+    """Measure what comes before the items' own trials; in ranks but the first do what that one asks, and no more."""
     run = session.config.stash.get(_RUN, None)
     if run is None:
         return None
@@ -362,8 +359,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         samples = [sample for record in records for sample in record.kept_seconds]
         benchmark.extra_info.update(extra_info(records, run.records_path))
         run.replayed[benchmark.fullname] = samples
-        clock = item.stash[_CLOCK]
-        clock.load(samples)
+        item.stash[_CLOCK].load(samples)
         benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
 
     return replay

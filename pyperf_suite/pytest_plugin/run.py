@@ -134,10 +134,7 @@ class Children:
 
 
 class MeasuredTests:
-    """Chosen tests of a session, measured before any of them runs in it: never do two sessions run at a time.
-
-    Fresh processes come one after the other, and each runs all the tests, so that its start is paid once.
-    """
+    """Chosen tests of a session, measured before any of them runs in it by one fresh process after the other."""
 
     def __init__(self, config: pytest.Config, request: RunRequest, items: Sequence[pytest.Item]) -> None:
         self._named, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
@@ -164,10 +161,7 @@ class MeasuredTests:
         return not self._left_out
 
     def measure(self, opened: Callable[[], Session], is_new: bool, show: Progress) -> None:
-        """Run all tests in each process in turn, and keep what they measured in the journal of the `opened` session.
-
-        One that `is_new` and has no budget is opened when the first test is about to be timed, or has failed.
-        """
+        """Run all tests in each process in turn, into the `opened` session: one that `is_new` opens when needed."""
         self._opened = opened
         trials = [(node, process) for process in range(self._processes) for node in self.nodes.values()]
         done = 0
@@ -244,7 +238,7 @@ class MeasuredTests:
             why = self._why_nothing(nodeid)
             pytest.fail(f"The function returned here, but not where it was to be measured: {why}", pytrace=False)
         samples = [sample for record in records for sample in record.kept_seconds]
-        return Timing(samples, extra_info(records, self._open().folder.records_path), result)
+        return samples, extra_info(records, self._open().folder.records_path), result
 
     def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
         """All processes' times of each implementation; fails the test where one was wrong, and calls nothing here."""

@@ -56,10 +56,8 @@ class Case:
         """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
         try:
             operator = _operator(data["operator"])
-            parameters = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
-            return cls(
-                operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
-            )
+            decoded = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
+            return cls(operator.name, decoded, data["implementation"], data.get("seed", 0), data.get("mode", "burst"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"This is not a case of the suite ({repr(error)[:200]}): {str(data)[:200]}") from None
 

@@ -42,7 +42,7 @@ FIT_ROUNDS, REFIT_ROUNDS, LEAST_RESIDUAL = 30, 12, 1e-5
 
 @dataclass(frozen=True)
 class AtOneClock:
-    """Seconds of a launch at `reference_hz`, within [`low`, `high`]; `clock_hz` is the median clock over all slices.
+    """Seconds of a launch at the reference clock, within [`low`, `high`]; `clock_hz` is the median of all slices.
 
     `elasticity` is None if it is unknown: the bounds then span all of UNKNOWN_ELASTICITY. `half_width` is the relative
     half-width of the interval by slices alone. `log_of_doubt` is the logarithm, with its sign, of the conversion's
@@ -55,7 +55,6 @@ class AtOneClock:
     high: float
     half_width: float
     elasticity: float | None
-    reference_hz: float
     clock_hz: float
     samples: list[float]
     slices: list[int]
@@ -115,7 +114,7 @@ def at_one_clock(
     quantiles = np.quantile(samples, (0.2, 0.8)).tolist()
     value = math.exp(at_reference)
     return AtOneClock(
-        value, low, high, half, elasticity, reference_hz, seen_hz,
+        value, low, high, half, elasticity, seen_hz,
         samples.tolist(), rounds, shifts[1] - shifts[0], *quantiles,
     )  # fmt: skip
 

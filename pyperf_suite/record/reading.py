@@ -165,10 +165,7 @@ def _drift(record: Record) -> float:
 
 
 def _error_of(trials: list[Record]) -> float:
-    """Relative standard error of a run's figure: of one process by its interval, of several by what they differ by.
-
-    The drift of the machine's speed is not in it: laws are fitted to cases that share most of it.
-    """
+    """Relative standard error of a run's figure without drift: of one process by its interval, else by their spread."""
     import statistics
 
     if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):

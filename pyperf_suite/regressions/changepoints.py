@@ -75,10 +75,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Steps:
-    """A fit: the first index of every level but the first, and the noise around the levels.
-
-    `noise` is the standard deviation of what outliers drawn in leave over, `correlation` that of successive ones.
-    """
+    """A fit: the first index of each level but the first, the `noise` around them, and its `correlation` by lag one."""
 
     starts: tuple[int, ...]
     noise: float
@@ -274,10 +271,7 @@ def _levels(values: Floats, starts: Any) -> Floats:
 
 
 def _variance_of_mean(count: int, correlation: float) -> float:
-    """Variance of the mean of `count` successive points whose own variance is 1, correlated as AR(1).
-
-    (1 + 2 sum over lags k of (1 - k/n) r^k) / n, as in any text on time series.
-    """
+    """Variance of a mean of AR(1) points of variance 1: (1 + 2 sum over lags k of (1 - k/n) r^k) / n."""
     lags = np.arange(1, count)
     return float((1 + 2 * np.sum((1 - lags / count) * correlation**lags)) / count)
 

@@ -233,9 +233,7 @@ def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
     return {
         "only_old": [one.label for key, one in old.benchmarks.items() if key not in new.benchmarks],
         "only_new": [one.label for key, one in new.benchmarks.items() if key not in old.benchmarks],
-        "neither": [
-            one.label for one, other in both if not (one.metrics or other.metrics or one.failed or other.failed)
-        ],
+        "neither": [was.label for was, now in both if not (was.metrics or now.metrics or was.failed or now.failed)],
     }
 
 

@@ -131,9 +131,6 @@ def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """True if text matches a pattern where * is any text and ? any character; brackets are themselves.
-
-    Labels are full of brackets, which a shell's patterns would take for sets of characters.
-    """
+    """True if text matches a pattern where * is any text and ? any character; brackets, as in labels, are text."""
     # Not an expression of our own: of one with many stars `re` tries every way to share out the text.
     return fnmatchcase(text, pattern.replace("[", "[[]"))

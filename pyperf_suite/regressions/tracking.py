@@ -105,18 +105,13 @@ class Nomination:
         return math.expm1(clock) if -clock * change > 0 and -clock / change >= EXPLAINING_PART else None
 
     def move_of(self, figure: Callable[[Measured], float | None]) -> float:
-        """By which logarithm another figure of the runs changed with the time; 0 where it is not known.
-
-        That of the newest runs before the change, and of the first after it; of a drift the first and the last.
-        """
+        """Log by which another figure of the runs about the change (of a drift: at its ends) moved; 0 if unknown."""
         points, change = self.series.points, self.change
         before, after = points[: change.index][-change.points_before :], points[change.index :][: change.points_after]
         near = (before[:POINTS_COMPARED], after[-POINTS_COMPARED:])
         if not self.is_drift:
             near = (before[-POINTS_COMPARED:], after[:POINTS_COMPARED])
-        sides = [
-            [value for point in side if point.unit == self.first.unit and (value := figure(point))] for side in near
-        ]
+        sides = [[value for run in side if run.unit == self.first.unit and (value := figure(run))] for side in near]
         return math.log(statistics.median(sides[1]) / statistics.median(sides[0])) if all(sides) else 0.0
 
     @property
@@ -245,9 +240,7 @@ class Tracked:
             )
         notes += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
         notes += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
-        notes += _some(
-            [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks], "breaks"
-        )
+        notes += _some([f"The machine's state changed: {what} at {at[:16]}Z." for at, what in self.breaks], "breaks")
         if older := sum(not each.undone for each in self.earlier):
             notes.append(f"Older changes, which --since DATE lists: {older}.")
         return notes

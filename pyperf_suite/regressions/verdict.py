@@ -50,8 +50,7 @@ def signed_rank_p(values: Sequence[float], location: float) -> float:
 
     Ties count against a difference, so the p-value is never too small for them. Raises ValueError for no values.
     """
-    averages = walsh_averages(_sample(values))
-    return float(_upper_tails(len(values))[np.count_nonzero(averages > location)])
+    return float(_upper_tails(len(values))[np.count_nonzero(walsh_averages(_sample(values)) > location)])
 
 
 def clump_p(values: Sequence[float], location: float) -> float:
@@ -85,8 +84,7 @@ def critical_sum(count: int, tail: float) -> int:
 @functools.cache
 def _upper_tails(count: int) -> np.ndarray:
     """The probability of each signed-rank sum 0 … n(n + 1)/2, or a greater one, of values symmetric about 0."""
-    greatest = count * (count + 1) // 2
-    chances = np.zeros(greatest + 1)
+    chances = np.zeros(count * (count + 1) // 2 + 1)
     chances[0] = 1.0
     for rank in range(1, count + 1):
         with_rank = np.zeros_like(chances)
@@ -181,10 +179,6 @@ class Verdict:
     confidence: float
     pairs: int = 0
     further_pairs: int | None = 0
-
-    @property
-    def is_decided(self) -> bool:
-        return self.word != "undecided"
 
 
 @dataclass(frozen=True)
@@ -425,7 +419,7 @@ class SequentialRule:
         pairs = len(log_ratios)
         evidence = Pairs(log_ratios, *self.shares(pairs, final))
         found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or pairs in self.looks)
-        further = 0 if found.is_decided else self._further_pairs(log_ratios, evidence.centre)
+        further = 0 if found.word != "undecided" else self._further_pairs(log_ratios, evidence.centre)
         return replace(found, pairs=pairs, further_pairs=further)
 
     def _further_pairs(self, log_ratios: Sequence[float], centre: float) -> int | None:

@@ -92,10 +92,7 @@ class Chart:
 
 
 def charts_of(figure: Figure) -> list[list[Any]]:
-    """The figure's rows with panels as charts; heat maps and bars stay what they are.
-
-    Panels of one quantity have one unit, and in a row one y range; those of a column with one x axis have one x range.
-    """
+    """The figure's panels as charts: one unit a quantity, one y range a row, one x range a column and axis."""
     panels = [panel for row in figure.rows for panel in row if isinstance(panel, Panel)]
     colours = colours_of(panels)
     values: dict[str, list[float]] = {}
@@ -113,13 +110,11 @@ def charts_of(figure: Figure) -> list[list[Any]]:
     return [[columns[place][number] for place in range(len(row))] for number, row in enumerate(rows)]
 
 
-def _shared(
-    panels: Sequence[Any], key: Callable[[Chart], str], of: Callable[[list[Chart]], dict[str, Any]]
-) -> list[Any]:
+def _shared(row: Sequence[Any], key: Callable[[Chart], str], of: Callable[[list[Chart]], dict[str, Any]]) -> list[Any]:
     """The panels with one range for all charts of the same key, because they are compared by eye."""
-    charts = [each for each in panels if isinstance(each, Chart)]
+    charts = [each for each in row if isinstance(each, Chart)]
     changes = {name: of([each for each in charts if key(each) == name]) for name in set(map(key, charts))}
-    return [replace(each, **changes[key(each)]) if isinstance(each, Chart) else each for each in panels]
+    return [replace(each, **changes[key(each)]) if isinstance(each, Chart) else each for each in row]
 
 
 def _around(ranges: Iterable[tuple[float, float]]) -> tuple[float, float]:

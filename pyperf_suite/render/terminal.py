@@ -168,8 +168,7 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
 
     most = max(MOST_LINES, screen_lines(console) - PLACES_LINES - MOST_LINES - lines(kept))
     while len(shown) > 1 and 1 + lines(shown) > most:
-        of_kind = grouped(shown, lambda point: point.kind)
-        shown.remove(max(of_kind.values(), key=len)[-1])
+        shown.remove(max(grouped(shown, lambda point: point.kind).values(), key=len)[-1])
     if kept or shown:
         console.print("[bold]Summary[/bold]")
     for point in (*kept, *shown):

@@ -175,11 +175,9 @@ def launch(
     if random and check is None:
         raise ValueError("random=True takes check=: results that differ from call to call have no one reference")
     named = (modifies,) if isinstance(modifies, (int, str)) else tuple(modifies)
-    for one in named:
-        if not (0 <= one < len(args) if isinstance(one, int) else one in kwargs):
-            raise ValueError(
-                f"modifies names {one!r}, which is no argument: name a position, or an argument by keyword"
-            )
+    for at in named:
+        if not (0 <= at < len(args) if isinstance(at, int) else at in kwargs):
+            raise ValueError(f"modifies names {at!r}, which is no argument: name a position, or an argument by keyword")
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
     unknown = [each for each in inputs if each not in (*INPUTS, *LAYOUTS)]
@@ -285,9 +283,8 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     elif kind == "large" and not is_bounded:
         values = values * spread
     elif kind == "outliers" and not is_bounded:
-        values = values * (
-            1.0 + (min(spread, 100.0) - 1.0) * _as_values(_draw_mask(values, max(1e-3, 1.0 / count)), values)
-        )
+        places = _as_values(_draw_mask(values, max(1e-3, 1.0 / count)), values)
+        values = values * (1.0 + (min(spread, 100.0) - 1.0) * places)
     else:
         return values
     _drawn += 1
@@ -454,9 +451,7 @@ def _where(function: Any) -> tuple[str, int]:
         code = getattr(function, "__code__", None)
         if code is not None:
             return code.co_filename, code.co_firstlineno
-        inner = (
-            getattr(function, "__wrapped__", None) or getattr(function, "fn", None) or getattr(function, "func", None)
-        )
+        inner = next(filter(None, (getattr(function, name, None) for name in ("__wrapped__", "fn", "func"))), None)
         if inner is None:
             return "", 0
         function = inner

@@ -43,10 +43,7 @@ _DRAW = random.SystemRandom().randrange
 
 
 class UserCodeError(Exception):
-    """Describes a fault in words that need no traceback; `where` is the function or file that it is about.
-
-    `reason` is the word group under which a record's verification has it.
-    """
+    """A fault in words that need no traceback, of the function or file `where`, and `reason` for a record."""
 
     def __init__(self, message: str, where: tuple[str, int] = ("", 0), reason: str = "") -> None:
         super().__init__(message)

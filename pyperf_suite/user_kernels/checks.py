@@ -285,20 +285,15 @@ class UserChecks(Checks):
         return seconds
 
     def _require_a_true_clock(self) -> None:
-        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
-
-        They are taken as those were that count; as many of them as the judge sees take long enough.
-        """
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass."""
         if self._launches.restores:
             return
         if self._launches.kernel.path == "gpu":
             launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
-            expected_s = launches * self._launch_s
+            due_s = launches * self._launch_s
             seen_s = min(self._launches.settling_s(launches) for _ in range(3))
-            if seen_s > expected_s / REPORTED_SHARE + LONG_PART_S:  # as on another stream
-                words = (
-                    f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {expected_s:.3g} s"
-                )
+            if seen_s > due_s / REPORTED_SHARE + LONG_PART_S:  # as on another stream
+                words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {due_s:.3g} s"
                 raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
             return
         samples, share = 1 + int(LONG_PART_S / (self._wall_s * self._batch)), 0.0
@@ -336,15 +331,11 @@ class UserChecks(Checks):
         compared = self._budget.compared
         least = min(self._share(compared), max(compared - len(earlier[0]), 0))
         self._fresh_s, self._seen_s = self._alike(pair, *earlier, least, "on inputs that it was given before")
-        fastest_s = min((*earlier[0], *self._fresh_s), default=math.inf)
-        self._require_that_bursts_compute(fastest_s)
+        self._require_that_bursts_compute(min((*earlier[0], *self._fresh_s), default=math.inf))
         self._alike(self._pair_of_bursts, [], [], self._share(compared), "on sets that were left as they were")
 
     def _pair_of_bursts(self) -> tuple[float, float]:
-        """Seconds of launches without a pause on sets that were all given fresh inputs, and on sets left as they were.
-
-        A result that is computed ahead while another set is launched is of no use in the former.
-        """
+        """Seconds of launches without a pause on sets all given fresh inputs, and on sets left as they were."""
         count, seconds = min(self._launches.sets, PAIRED_BURST), [0.0, 0.0]
         order = (0, 1) if secrets.randbelow(2) else (1, 0)
         for is_left in order:
@@ -426,8 +417,7 @@ class UserChecks(Checks):
 def joined(earlier: Mapping[str, Any], latest: Mapping[str, Any]) -> dict[str, Any]:
     """Join the findings of earlier processes and of one more: the checks that later ones need not repeat."""
     lists = {name: [*earlier.get(name, ()), *latest.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
-    known = {name: earlier.get(name) or latest.get(name) for name in ("rounding", "copied_bytes_per_s")}
-    return lists | known
+    return lists | {name: earlier.get(name) or latest.get(name) for name in ("rounding", "copied_bytes_per_s")}
 
 
 def copied_bytes_per_s(moved_bytes: int) -> float:

@@ -23,10 +23,7 @@ _libraries: dict[str, str] = {}
 
 
 def root(source: str = "") -> Path:
-    """Folder that the file or module of that name is relative to.
-
-    PYPERF_KERNEL_ROOT, or of several folders there the first that has the file, else that of the current folder.
-    """
+    """Folder that a file or module is relative to: the first in PYPERF_KERNEL_ROOT with it, else the current one's."""
     folders = [Path(each) for each in os.environ.get(ROOT_VARIABLE, "").split(os.pathsep) if each]
     having = (each for each in folders if source.endswith(".py") and (each / source).is_file())
     return next(having, folders[-1] if folders else root_of(Path.cwd()))
@@ -85,10 +82,7 @@ kernels_of: dict[str, tuple[Described, ...]] = {}
 
 
 def describe(target: str) -> tuple[Described, ...]:
-    """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
-
-    Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
-    """
+    """The kernels of a user's file, module or name. Raises UserError if it declares none, or cannot make inputs."""
     target = canonical(target)
     if target not in kernels_of:
         source = split(target)[0]

@@ -195,10 +195,7 @@ _STARMAP = starmap
 
 
 class Auditor:
-    """Compares results of launches, bit for bit, with those that were fetched for the same inputs, and so verified.
-
-    `process` is the kernel process's own object.
-    """
+    """Compares results of `process`'s launches, bit for bit, with those fetched and verified for the same inputs."""
 
     def __init__(self, process: Any) -> None:
         self._process, self._together, self._modifies = process, TOGETHER, False
@@ -224,10 +221,7 @@ class Auditor:
         return False
 
     def launch(self, first: int, launches: int, slots: Sequence[str]) -> dict[str, Any]:
-        """Launch so often, each set with the inputs of the other slot than before this; how many were equal.
-
-        Ends with the first that is not: it can be fetched then, and `slot` has its inputs.
-        """
+        """Launch so often, on inputs of the other slot each; how many were equal, and the `slot` of the first not."""
         process, done = self._process, 0
         calls, slot_of = process._calls, process._slot_of
         used: set[int] = set()

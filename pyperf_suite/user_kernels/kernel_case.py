@@ -76,8 +76,7 @@ class KernelCase(UserFile):
         return {"stopwatch": "perf_counter_ns in the kernel process", "resolution_s": resolution_s, "path": "cpu"}
 
     def _take_gpu_clock(self, sets: int) -> None:
-        gpu = self._gpu()
-        self._stopwatch = gpu.stopwatch()
+        self._stopwatch = self._gpu().stopwatch()
         # Launches that do not count would modify what is not given back before them.
         self._stopwatch.sets, self._stopwatch.wakes = sets, not self._restored
         torch = self._api._torch(self._device)
@@ -88,10 +87,7 @@ class KernelCase(UserFile):
         self._load(list(enumerate(self._slot_of)))
 
     def _load(self, sets: Iterable[tuple[int, str]], layout: str = "") -> dict[str, Any]:
-        """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory.
-
-        Every second time outputs hold a number instead of poison: a kernel that looks for that leaves it as it is.
-        """
+        """Give sets the values of slots, elsewhere in memory with a layout or after one; outputs at times a number."""
         for index, slot in sets:
             if layout or index in self._laid_out:
                 self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self.leaves], ()
@@ -240,16 +236,11 @@ class KernelCase(UserFile):
         self._fetched, self._kept = [], []
 
     def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
-        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned.
-
-        Without a path for the `result` nothing is written of it: it is what `left` returns.
-        """
+        """Write what the last launch left, and its inputs now; without a path for the `result`, `left` returns it."""
         values, out = self._sets[self._last_set] if self._sets else [], self._result()
-        reported = {"bytes": 0}
+        size = {"bytes": 0}
         if result:
-            reported = arrays.write_result(
-                out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes
-            )
+            size = arrays.write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
                 for leaf, value in zip(self.leaves, values):
@@ -267,10 +258,10 @@ class KernelCase(UserFile):
         self._fetched = [each for each in fresh if not any(each is value for value in outputs)]
         found = {"overlaps": len(fresh) < len(returned), "repeats": arrays.repeats(returned)}
         modifies = bool(self._restored) or found["overlaps"]
-        self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"], modifies)
+        self._auditor.remember(self._slot_of[self._last_set], out, size["bytes"], modifies)
         self.left = None if result else out
         self._last.clear()
-        return {**reported, **self._changed(0.0), **found, "set": self._last_set, "plain": plain}
+        return {**size, **self._changed(0.0), **found, "set": self._last_set, "plain": plain}
 
     def _draw(self, launches: int) -> dict[str, Any]:
         """Launch so often on the same inputs, and tell whether a result differs from the first."""

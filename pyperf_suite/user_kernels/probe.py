@@ -75,10 +75,7 @@ def user_probe(name: str) -> Probe:
 
 
 def kernel_probe(kernel: Any, question: str, topic: str, **fields: Any) -> Probe:
-    """The probe of a kernel that `suite.kernel` declares in the probe's own module, by the name of its function.
-
-    Its findings are those of a user's kernel, unless `fields` of Probe say more: its tables, its order, its analysis.
-    """
+    """The probe of a kernel that its own module declares, with findings as of a user's unless `fields` say more."""
     usual = user_probe(f"{kernel.builder.__module__}:{kernel.name}")
     return replace(usual, **{"name": kernel.name, "question": question, "topic": topic, "title": "", **fields})
 

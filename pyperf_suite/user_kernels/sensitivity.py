@@ -99,9 +99,7 @@ def _sizes(
     moves, crossed = 0, dict.fromkeys(integers, 0.0)
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
         # Terms of one size that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
-        made = evaluate(
-            partial(_changed, lambda count: draw.uniform(-share * 3**0.5, share * 3**0.5, count).astype("f4"))
-        )
+        made = evaluate(partial(_changed, lambda n: draw.uniform(-share * 3**0.5, share * 3**0.5, n).astype("f4")))
         moved = dict(parts(made))
         moves += 1
         for name, changed in parts(made, integers=True):

@@ -256,10 +256,7 @@ class UserFile:
         return leaves
 
     def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
-        """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
-
-        Answers with `unsuited` where none can be made of a kind that is not the usual one.
-        """
+        """Write a case's inputs of a kind to a slot; `unsuited` where none can be made of an unusual kind."""
         self._take_case(kernel, axes)
         self._slot, self._kind = slot, inputs
         self._api.draw_inputs(inputs)
@@ -306,8 +303,7 @@ class UserFile:
         arrays.write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(arrays.overlaps(each, owned) for each in arrays.arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
-        repeated = arrays.repeats(list(arrays.arrays_in(out)))
-        return {**reported, "overlaps": shared, "repeats": repeated}
+        return {**reported, "overlaps": shared, "repeats": arrays.repeats(list(arrays.arrays_in(out)))}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Return the reference's result for arguments of these values, or the arrays that it writes if it has none."""

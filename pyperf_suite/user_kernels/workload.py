@@ -7,9 +7,11 @@ What they write is read as data, and never executed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import math
+import os
 import random
 import secrets
 import shutil
@@ -33,10 +35,15 @@ from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, 
 from pyperf_suite.user_kernels import checks
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
-from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter, memory_folder
-from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
+from pyperf_suite.user_kernels.audit.processes import (
+    PYTHON_VARIABLE,
+    ReferenceProcess,
+    UserProcess,
+    interpreter,
+    memory_folder,
+)
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE, library_of, parameters_of, root, split, start_request
 from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere, Reference
-from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
@@ -59,6 +66,45 @@ REMEMBERED_SEEDS, STALE_S = 4, 3.0
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
 Array = NDArray[Any]
+
+
+_files: dict[tuple[str, str], FileHere] = {}
+
+
+def file_here(name: str, device: str) -> FileHere:
+    """The file of that kernel, imported by this process once. Raises Failed."""
+    key = (split(name)[0], device)
+    if key not in _files:
+        _files[key] = FileHere.imported(start_request(name, device))
+    return _files[key]
+
+
+_kept: dict[tuple[str, ...], ReferenceProcess] = {}
+
+
+def reference_process(name: str, device: str, end_s: float, others: int) -> ReferenceProcess:
+    """Return the process of that file; `others` other processes are kept at most."""
+    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root(split(name)[0])))
+    if key not in _kept or _kept[key].is_closed:
+        _kept.pop(key, None)
+        while len(_kept) > others:
+            _kept.pop(next(iter(_kept))).close()
+        _kept[key] = ReferenceProcess(start_request(name, device), end_s)
+    return _kept[key]
+
+
+def shared_preload() -> list[str]:
+    """Modules that all kept processes found worth importing before a copy is made, in the order of the first."""
+    first, *others = (each.preload for each in _kept.values())
+    return [name for name in first if all(name in other for other in others)]
+
+
+@atexit.register
+def forget_reference() -> None:
+    """End the reference process that is kept, as this process does when it ends in order; and forget files."""
+    _files.clear()
+    while _kept:
+        _kept.popitem()[1].close()
 
 
 class UserKernel(Workload[Any]):
@@ -130,7 +176,9 @@ class UserLaunches(Prepared):
         self._case = {"kernel": TEST_LAUNCH if launch else split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
         self._process: UserProcess | CaseHere
-        if launch is not None or is_run_here(place):
+        # Nothing is to be kept from code that runs in this process; sides of a pair have processes of their own.
+        is_here = not place.audit and place.inputs is None and PYTHON_VARIABLE not in os.environ
+        if launch is not None or is_here:
             file = FileHere.of_launch(launch, device) if launch is not None else file_here(name, device)
             self._reference: Reference = file
             self._find_reference: Callable[[], Reference] = lambda: file
@@ -144,8 +192,7 @@ class UserLaunches(Prepared):
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
             # Both sides of a pair are copies of one template.
-            preload = shared_preload()
-            process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
+            process = UserProcess(interpreter(), implementation, left_s, limit, preload=shared_preload())
             self._process = process
             self._resources.callback(process.close)
             # Both import what the user's code imports, side by side.
@@ -335,10 +382,7 @@ class UserLaunches(Prepared):
         return [each for each in (first, *others) if each in taken]
 
     def audit(self, launches: int) -> tuple[int, Verification | None]:
-        """Launch on the last two inputs made, whose results were verified: how many results are equal to those.
-
-        The first that is not ends it, and has a verdict where its inputs can be made again.
-        """
+        """Launch on the last two inputs made: how many results equal the verified, and a verdict on the first not."""
         first, slots = random.SystemRandom().randrange(self.sets), self._slots[-2:]
         found = self._process.ask("audit", first=first, launches=launches, slots=slots)
         self._require_left_alone(found)
@@ -371,10 +415,7 @@ class UserLaunches(Prepared):
         return secrets.randbits(63) if self._input_seeds is None else self._input_seeds.getrandbits(63)
 
     def verify_last(self, index: int) -> Verification:
-        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
-
-        The reference is computed only now: what the kernel process could have found of it did not exist.
-        """
+        """Compare what the last launch left with the reference, which is computed only now, of its set's inputs."""
         result, expected = str(self._files / "result"), str(self._files / "expected")
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         # A check in this process is given what was left itself, of whatever kind.

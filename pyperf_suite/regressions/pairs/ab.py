@@ -95,7 +95,7 @@ class LiveComparison:
         final = len(self.pairs) >= self.rule.max_pairs or next_s > self.budget_s
         if final or len(self.pairs) in self.rule.looks:
             self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
-            return final or self.decision.is_decided
+            return final or self.decision.word != "undecided"
         return False
 
     def _measure_one(self) -> None:
@@ -159,7 +159,7 @@ class LiveComparison:
         assert decision is not None
         word = as_one_of_many or decision.word
         sentence = _sentence(word, decision, self.rule, self.spent_s)
-        if word == "undecided" and decision.is_decided:
+        if word == "undecided" and decision.word != word:
             sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
         details: dict[str, Any] = {
@@ -255,7 +255,7 @@ def _sentence(word: verdict.Word, decision: verdict.Verdict, rule: verdict.Seque
         return f"{100 * abs(ratio.value - 1):.1f} % {word} ({interval}; {cost})."
     open_so_far = "Probably slower" if verdict.is_probable(ratio, margin, decision.confidence) else "Undecided"
     start = f"{open_so_far}: {verdict.percent(ratio.value - 1)} ({interval}) after {cost}"
-    if decision.is_decided:
+    if decision.word != "undecided":
         return f"{start}."
     each_s = seconds / decision.pairs
     fewest = rule.looks[0]

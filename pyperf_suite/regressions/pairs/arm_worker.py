@@ -217,10 +217,7 @@ class Bench:
 
 
 def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:
-    """The launch, made to take `share` longer than it just took by spinning on the clock.
-
-    What the wrapping itself takes is found with a launch of nothing, and the spin is shorter by that.
-    """
+    """The launch, `share` longer than it just took by spinning on the clock, less what the wrapping takes."""
     clock = time.perf_counter_ns
 
     def slowed(index: int, launch: Callable[[int], object] = launch, spent_ns: float = 0.0) -> None:

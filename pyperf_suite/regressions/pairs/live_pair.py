@@ -83,10 +83,7 @@ class Pair:
 
     @property
     def log_ratio(self) -> float:
-        """The logarithm of the new side's time over the old side's: 0.05 is 5 % slower.
-
-        The median over rounds of four slices, two of each side: what lasts longer than a round hits both sides of it.
-        """
+        """log(new / old) time: the median over rounds of four slices, whose sides the machine hits alike."""
         slices = {"o": iter(self.old_slices), "n": iter(self.new_slices)}
         logs = [math.log(next(slices[letter])) * (1 if letter == "n" else -1) for letter in self.order]
         return statistics.median(sum(logs[at : at + 4]) / 2 for at in range(0, len(logs), 4)) if logs else 0.0
@@ -269,10 +266,7 @@ class _Turns:
             first, second = chance.sample(SIDES, 2)
 
     def _warm(self, side: str, shortest_s: float, slice_s: float) -> float:
-        """Seconds of a launch once warm, from slices that count for nothing else.
-
-        The least of a few: a launch that something interrupted does not say how long one takes.
-        """
+        """Seconds of a launch once warm, the least of a few, from slices that count for nothing else."""
         batch, spent_s = 1, 0.0
         while True:
             begin = time.monotonic()

@@ -278,10 +278,7 @@ def _at(values: Sequence[tuple[int, str]], index: int) -> str:
 
 
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
-    """The settings in a state as text, by their names for a person; what the state lacks is left out.
-
-    Records from before times were quantiles of samples do not say so: they have medians.
-    """
+    """The settings in a state as text, by name; records that do not say what times are have medians of samples."""
     reported = {}
     for outer, inner, name in _PLACES_OF_MACHINE_CODE if kind == "static" else _PLACES:
         value = _within(state, outer, inner) if outer else state.get(inner)

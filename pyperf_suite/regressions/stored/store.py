@@ -83,10 +83,7 @@ class Store:
         return failures
 
     def series(self, pattern: str | None = None, machine: str | None = None) -> list[series.BenchmarkSeries]:
-        """The series of all that was measured, or of what matches: by machine, probe and label.
-
-        `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
-        """
+        """The series, by machine, probe and label, of what the `pattern` of `selects` leaves."""
         cases = grouped(self.of_machine(machine), lambda run: (run.machine, run.probe, run.case_id))
         of_cases = []
         for runs in cases.values():

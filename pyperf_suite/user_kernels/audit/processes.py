@@ -109,8 +109,7 @@ class ReferenceProcess(UserProcess, Reference):
 
     def __init__(self, start: Mapping[str, Any], end_s: float) -> None:
         """`start` is the first request to a process: the file or module, and where to find what it imports."""
-        left_s = end_s - time.monotonic()
-        super().__init__(interpreter(), "the reference", left_s, limit_bytes(), NO_SPINNING)
+        super().__init__(interpreter(), "the reference", end_s - time.monotonic(), limit_bytes(), NO_SPINNING)
         try:
             started = self.ask("start", **start)
             self.library, self.preload = str(started["library"]), tuple(started["preload"])

@@ -7,7 +7,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.user_kernels import declared, kept
+from pyperf_suite.user_kernels import declared, workload
 from pyperf_suite.user_kernels.declared import parameters_of
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bench.py").write_text(BENCH)
     shutil.copy(EXAMPLE, tmp_path)
     yield
-    kept.forget_reference()
+    workload.forget_reference()
 
 
 def measured(kernel: str, implementation: str, **axes):

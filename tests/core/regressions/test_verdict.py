@@ -39,7 +39,7 @@ def message(rule: SequentialRule, shift: float) -> dict[str, float]:
     for log_ratios in shared_machine(np.random.default_rng(1), 300, rule.max_pairs) + math.log1p(shift):
         for look in rule.looks:
             decision = rule.decide(log_ratios[:look])
-            if decision.is_decided:
+            if decision.word != "undecided":
                 break
         words.append(decision.word)
         pairs.append(look)
@@ -294,7 +294,7 @@ def test_at_most_one_in_a_hundred_comparisons_of_identical_code_is_slower_or_fas
         """The word at the first look that decides, or where the budget ends after `budget` pairs."""
         looks = [look for look in rule.looks if look < budget] + [budget]
         decisions = (rule.decide(row[:look], final=look == budget) for look in looks)
-        return next((found.word for found in decisions if found.is_decided), "undecided")
+        return next((found.word for found in decisions if found.word != "undecided"), "undecided")
 
     for budget in (6, 8, 60):
         words = [ended(row, budget) for row in log_ratios]

@@ -18,7 +18,7 @@ from catalogue import Entry, Values, end_of, entries, label
 
 from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.runner.profiles import PROFILES, Effort
-from pyperf_suite.user_kernels import declared, kept
+from pyperf_suite.user_kernels import declared, workload
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 
@@ -65,7 +65,7 @@ def one(entry: Entry, values: Values, number: int, effort: Effort) -> tuple[str,
         try:
             return end_of(entry, Path(folder), f"kernel_{number}", values, effort)
         finally:
-            kept.forget_reference()
+            workload.forget_reference()
 
 
 if __name__ == "__main__":

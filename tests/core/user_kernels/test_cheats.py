@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.user_kernels import declared, kept
+from pyperf_suite.user_kernels import declared, workload
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 from tests.core.user_kernels.catalogue import DOCUMENT, PASSES, Entry, document, end_of, entries, marked, name_of
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
     yield tmp_path
-    kept.forget_reference()
+    workload.forget_reference()
 
 
 @pytest.mark.parametrize("entry", marked(CHEATS))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.user_kernels import declared, kept
+from pyperf_suite.user_kernels import declared, workload
 from tests.core.user_kernels.catalogue import QUICK_ONES, Entry, entries, marked, name_of, trial
 
 HONEST = entries("honest_kernels.md")
@@ -26,7 +26,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         yield by_kernel
-        kept.forget_reference()
+        workload.forget_reference()
 
 
 @pytest.mark.parametrize("entry", marked(HONEST))

@@ -20,7 +20,7 @@ from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
-from pyperf_suite.user_kernels import declared, kept
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.declared import describe, kernels_of, parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
@@ -50,7 +50,7 @@ def bench(tmp_path, monkeypatch):
         return path
 
     yield write
-    kept.forget_reference()
+    user_kernel.forget_reference()
     kernels_of.clear()
 
 
@@ -92,7 +92,7 @@ def right(tmp_path_factory):
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
-        kept.forget_reference()
+        user_kernel.forget_reference()
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def wrong(tmp_path_factory):
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
-        kept.forget_reference()
+        user_kernel.forget_reference()
 
 
 @pytest.mark.slow
