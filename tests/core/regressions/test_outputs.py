@@ -2,6 +2,7 @@ import io
 import math
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import numpy as np
@@ -175,8 +176,8 @@ def test_a_command_prints_writes_the_files_asked_for_and_exits_by_its_findings(t
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence_after_the_findings(tmp_path):
-    done = invoke("--junit", tmp_path / "absent" / "junit.xml")
+def test_a_file_that_cannot_be_written_is_one_sentence_after_the_findings():
+    done = invoke("--markdown", Path("/dev/full"))
     assert done.exit_code == 2
     assert "1 slower" in done.stdout
     assert done.stderr.count("\n") == 1
