@@ -178,7 +178,7 @@ def test_a_command_prints_writes_the_files_asked_for_and_exits_by_its_findings(t
 
 def test_a_file_that_cannot_be_written_is_one_sentence_after_the_findings():
     done = invoke("--markdown", Path("/dev/full"))
-    assert done.exit_code == 2
+    assert done.exit_code == 3
     assert "1 slower" in done.stdout
     assert done.stderr.count("\n") == 1
     assert "cannot be written" in done.stderr
