@@ -215,6 +215,37 @@ def test_an_odd_size_is_padded_to_the_nearest_that_wins_and_no_other_of_little_g
         assert np.min(times, initial=math.inf) > 0.99 * fastest
 
 
+@pytest.mark.parametrize(
+    ("sizes", "layout", "gpu", "first"),
+    [
+        ((4096, 4096, 10943), "TN", "H100", {"K": 10944}),
+        ((4096, 10943, 4096), "TN", "H200", {"N": 10944}),
+        ((4096, 50257, 4096), "TN", "L40S", {"N": 50272}),
+        ((8192, 8192, 13823), "TN", "B200", {"K": 13824}),
+        ((4096, 10943, 50257), "NN", "H100", {"N": 10944, "K": 50272}),
+        ((4097, 4096, 4096), "TT", "H100", {"M": 4112}),
+    ],
+)
+def test_in_fp8_rows_of_whole_16_bytes_are_proposed_first_for_libraries_take_no_others(sizes, layout, gpu, first):
+    words = ("explain", *map(str, sizes), "--gpu", gpu, "--dtype", "fp8", "--layout", layout)
+    (answer, *_) = invoke(*words, env={"COLUMNS": "300"}).output.splitlines()
+    assert " and ".join(f"{name} = {size}" for name, size in first.items()) + " in place of " in answer
+    assert "fp8 in rows of whole 16 bytes only: the price is that of the padded product." in answer
+    explained = explain_product(find_gpu(gpu), sizes, "fp8", layout)
+    below = {name: size - 16 for name, size in first.items()}
+    for name in first:
+        assert first | {name: below[name]} in [better.sizes for better in explained.better]
+    padded = dict(zip("MNK", sizes, strict=True)) | first
+    assert explain_product(find_gpu(gpu), tuple(padded.values()), "fp8", layout).seconds == explained.seconds
+
+
+def test_a_small_product_in_fp8_is_priced_as_the_padded_one():
+    odd, padded = (gemm_time("H100", 4096, n, 4096, "fp8") for n in (17, 32))
+    assert odd.seconds == padded.seconds
+    assert sum(odd.parts.values()) == pytest.approx(odd.seconds)
+    assert odd.parts["ideal"] == pytest.approx(padded.parts["ideal"] * 17 / 32)
+
+
 def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
     (tiled,) = printed(replace(product(made_up, 2304, 4608 + 1, 512), tile=(256, 128, 1)), "tiles_m", "last")
     assert (tiled["tiles_m"], tiled["tiles_n"], tiled["waves"]) == (9, 37, "3 waves")
