@@ -457,7 +457,7 @@ def gemm_time(
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
     requested = validated_sizes("product", m=m, n=n, k=k)
-    rows, columns, depth = padded_sizes(*requested, dtype, layout)
+    rows, columns, depth = padded_sizes(requested[0], requested[1], requested[2], dtype, layout)
     sizes = [size.astype(np.float64) for size in (rows, columns, depth)]
     here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     penalty, least_penalty, most_penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
