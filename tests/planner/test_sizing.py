@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from pyperf_suite.findings.axes import parse_overrides, replace_axes
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws import prices
@@ -19,6 +21,7 @@ from pyperf_suite.planner.product_explained import explain_product
 from pyperf_suite.planner.sizing.report import checks, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
+from pyperf_suite.probes.attention_heads import AttentionHeadsAxes, sweep
 from tests.commands import invoke
 from tests.records import printed_values
 
@@ -115,8 +118,8 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     report = answer.findings
     (row,) = (row for row in report.tables[0].rows if row[0] == "heads")
     assert "not known" in row
-    (said,) = (each.values for each in report.remarks if "heads" in each.values and "hidden" in each.values)
-    assert said["hidden"] == 2560
+    (said,) = (each.values for each in report.remarks if "heads" in each.values and "width" in each.values)
+    assert said["width"] == 2560
     assert "32" in str(said["heads"])
     assert not any("Keep the dimensions" in each.template for each in report.remarks)
 
@@ -237,6 +240,23 @@ def test_in_fp8_rows_of_whole_16_bytes_are_proposed_first_for_libraries_take_no_
         assert first | {name: below[name]} in [better.sizes for better in explained.better]
     padded = dict(zip("MNK", sizes, strict=True)) | first
     assert explain_product(find_gpu(gpu), tuple(padded.values()), "fp8", layout).seconds == explained.seconds
+
+
+def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_that_the_answer_names(tmp_path):
+    """Heads of gpt-oss-20b, which do not fill its hidden size."""
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 4, "hidden_size": 2880, "num_attention_heads": 64,
+              "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 8,
+              "num_experts_per_tok": 4, "vocab_size": 32064, "max_position_embeddings": 4096}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = " ".join(invoke("size", "--config", tmp_path, "--gpu", "H100", "--vary", "heads").output.split())
+    command = re.search(r"head_dim 64 -> 128 is worth .* Measure with pyperf-suite (run .* -a batch=1)", answer)
+    words = command[1].split()
+    assert invoke(*words[:1], "--list", *words[1:]).exit_code == 0
+    overrides = parse_overrides(word for word in words if "=" in word)
+    axes = replace_axes(AttentionHeadsAxes(), overrides)
+    cases = {case.parameters for case in sweep(axes)}
+    assert {(case.heads, case.head_dim) for case in cases} == {(64, 64), (32, 128)}
+    assert {(64, 8), (32, 8)} <= {(case.heads, case.kv_heads) for case in cases}
 
 
 def test_a_small_product_in_fp8_is_priced_as_the_padded_one():

@@ -261,15 +261,21 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
 
 
 def _unknown(candidate: Candidate, setting: Setting) -> Remark:
-    """Why nothing is said of other heads, and the command that measures them."""
-    heads = sorted({setting.model.heads, candidate.setting.model.heads}, reverse=True)
+    """Why nothing is said of other heads, and the command that measures both splits with their key-value heads."""
+    models = (setting.model, candidate.setting.model)
     return remark(
-        "Not known: what {change} is worth lies beyond the law of attention. Measure with run attention_heads -a "
-        "attention_heads.hidden={hidden} -a attention_heads.heads={heads}",
+        "Not known: what {change} is worth lies beyond the law of attention. Measure with pyperf-suite run "
+        "attention_heads -a hidden={width} -a heads={heads} -a head_dim={head_dim} -a heads_of_head_dim={first} "
+        "-a kv_ratio={ratios} -a varied_splits=2 -a seq={seq} -a batch={batch}",
         kind="predicted",
         change=change_of(candidate),
-        hidden=setting.model.hidden,
-        heads=",".join(map(str, heads)),
+        width=setting.model.heads * setting.model.head_dim,
+        heads=",".join(str(model.heads) for model in models),
+        head_dim=models[0].head_dim,
+        first=models[0].heads,
+        ratios=",".join(dict.fromkeys(str(model.heads // model.kv_heads) for model in models)),
+        seq=setting.seq,
+        batch=setting.micro_batch,
     )
 
 
