@@ -254,6 +254,13 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     assert "does not fit" in " ".join(text.split())
 
 
+def test_layouts_of_unequal_numbers_of_gpus_are_not_compared() -> None:
+    result = command(*MODEL_OPTIONS, "--compare", "dp=4", "dp=4,tp=2")
+    assert result.exit_code == 2
+    assert "dp=4 (4 GPUs) and dp=4,tp=2 (8 GPUs) cannot be compared" in " ".join(result.output.split())
+    assert command(*MODEL_OPTIONS, "--gpus", "8", "--compare", "tp=4", "tp=2").exit_code == 0
+
+
 @pytest.mark.slow
 def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     a, b = "dp=16,tp=4,mb=4", "tp=8,pp=8,zero=0"

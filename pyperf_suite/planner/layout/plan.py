@@ -413,12 +413,16 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
 def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None) -> list[tuple[str, dict[str, int]]]:
     """The layouts of texts as of `layout_of`, each with its framework: one for all unless several are named.
 
-    Raises UserError where no framework of USUAL runs all of them.
+    Raises UserError where they take unequal numbers of GPUs, and where no framework of USUAL runs all of them.
     """
     named = re.findall(r"[^,\s]+", framework or "")
     for name in named:
         check_framework(name)
     tried = [[(name, layout_of(text, gpus, name)) for name in named or USUAL] for text in texts]
+    counts = [ranks_of(ways[0][1]) for ways in tried]
+    if len(set(counts)) > 1:
+        taken = " and ".join(f"{text[:40]} ({count} GPUs)" for text, count in zip(texts, counts, strict=True))
+        raise UserError(f"{taken} cannot be compared: take layouts of as many GPUs.")
 
     def able(name: str, layout: Mapping[str, int]) -> bool:
         return bool(runs(name, {axis: np.array([layout[axis]]) for axis in WRITTEN}).all())
