@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.layout import grid
 from pyperf_suite.planner.layout.grid import Cluster, Training, held_to, layouts
 from pyperf_suite.planner.layout.plan import (
     KEYS,
@@ -252,6 +253,22 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
         assert found["memory"] == llama.at(place).verdict
     text = command(*MODEL_OPTIONS, "--exactly", "dp=64,zero=0,mb=8").output
     assert "does not fit" in " ".join(text.split())
+
+
+def test_where_nothing_surely_fits_layouts_that_offload_are_ranked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a model with experts on one node, of which the fastest layout without offload may not fit."""
+    training, node = Training(MIXTRAL, 64, 4096), replace(NODE, memory_bytes=120 * 2**30)
+    surely = planned(training, node)
+    assert surely.surest is not None
+    assert surely.surest.plan.offload != "none"
+    assert surely.best.plan.offload == "none", "the faster layout that may not fit is still named"
+    heads = [remark.values.get("what") for remark in findings_of_layouts(surely, 3).remarks]
+    assert heads[:2] == ["Fastest that fits surely is ", "Faster, if it fits, is "]
+    without = planned(replace(training, offloads=("none",)), node)
+    assert (without.surest, without.best.verdict) == (None, "may not fit")
+    # Where layouts that offload would be too many, the answer is that without.
+    monkeypatch.setattr(grid, "MOST_LAYOUTS", len(without.grid))
+    assert planned(replace(training, framework="megatron"), node).best.plan == without.best.plan
 
 
 def test_layouts_of_unequal_numbers_of_gpus_are_not_compared() -> None:

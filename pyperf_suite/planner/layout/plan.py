@@ -198,9 +198,9 @@ def planned(
     """Predict every layout that divides, or those with the `fixed` values, by the names of WRITTEN.
 
     `laws` are by default those of the cluster's GPU. All layouts are of one framework, the first of USUAL under which
-    any fits, unless the training names several. Where nothing fits and it names no offload, layouts that offload are
-    tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not, and the
-    nearest that does.
+    any surely fits, or else may fit, unless the training names several. Where nothing surely fits and it names no
+    offload, layouts that offload are ranked with the others. Raises UserError if no layout divides, and if none fits:
+    by how many bytes the smallest does not, and the nearest that does.
     """
     laws, fixed = cluster.gpu if laws is None else laws, fixed or {}
     able = [name for name in USUAL if set(training.offloads) <= set(OFFLOADED_BY[name])]
@@ -213,20 +213,22 @@ def planned(
             if offloads and (engine.offloads or not away):
                 continue
             try:
-                engine = replace(engine, offloads=away if offloads else engine.offloads)
+                engine = replace(engine, offloads=engine.offloaded if offloads else engine.offloads)
                 grid = layouts(engine, cluster, fixed)
                 plans = evaluated(engine, cluster, held_to(grid, fixed, training.framework), laws)
-            except TooManyLayouts:
-                raise
             except UserError as reason:
+                if isinstance(reason, TooManyLayouts) and not any(len(pair[0].ranked) for pair in full):
+                    raise
                 refused.append(reason)
                 continue
-            if len(plans.ranked):
+            if plans.surest:
                 return plans
             full.append((plans, grid))
     if not full:
         raise refused[0]
-    plans, grid = full[0]
+    plans, grid = next((pair for pair in full if len(pair[0].ranked)), full[0])
+    if len(plans.ranked):
+        return plans
     _refuse(plans, evaluated(plans.training, cluster, grid, laws) if fixed else plans)
     return plans
 
