@@ -230,15 +230,18 @@ def message(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_table_keeps_the_time_and_whether_it_fits_and_says_in_its_heading_what_all_share(columns: str) -> None:
     arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
-    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
+    lines = invoke("layout", *arguments, env={"COLUMNS": columns, "LINES": "40"}).output.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
-    assert "all with" in lines[place]
-    assert "CP 1" in lines[place]
-    head = " ".join(lines[place + 1 : place + 4])
-    assert all(name in head for name in ("ZeRO", "recompute", "offload", "iteration"))
-    assert "CP" not in head
+    head = next(number for number in range(place, place + 6) if lines[number].startswith("  DP"))
+    shared = " ".join(" ".join(lines[place:head]).split())
+    assert all(text in shared for text in ("all with", "CP 1", "recompute layers", "offload none"))
+    assert "ZeRO" in shared + lines[head]
+    assert {"iteration", "memory"} <= {*lines[head].split()}
+    assert "CP" not in lines[head].split()
+    assert any(lines[head + 1 + row].endswith(("fits", "may not fit")) for row in range(3))
 
 
 @pytest.mark.slow

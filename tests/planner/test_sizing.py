@@ -259,6 +259,12 @@ def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_t
     assert {(64, 8), (32, 8)} <= {(case.heads, case.kv_heads) for case in cases}
 
 
+def test_a_narrow_table_of_sizes_keeps_the_speed():
+    lines = invoke("size", *MODEL, "--gpu", "H200", "--vary", "vocab", env={"COLUMNS": "40"}).output.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("  One dimension at a time"))
+    assert lines[place + 1].endswith("speed, ×")
+
+
 def test_a_small_product_in_fp8_is_priced_as_the_padded_one():
     odd, padded = (gemm_time("H100", 4096, n, 4096, "fp8") for n in (17, 32))
     assert odd.seconds == padded.seconds

@@ -421,7 +421,7 @@ def _verdict(candidate: Candidate) -> str:
 
 OUTCOMES = (
     Column("change", lambda row: _marked(row[1]), priority=2),
-    Column("speed", lambda row: speed_of(row[1]), "x", priority=2),
+    Column("speed", lambda row: speed_of(row[1]), "x", priority=3),
     Column("verdict", lambda row: _verdict(row[1])),
     Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
     Column("parameters", lambda row: row[1].parameter_change, "+%"),
