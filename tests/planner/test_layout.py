@@ -154,7 +154,8 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
 @pytest.mark.parametrize(
     ("texts", "named", "engines"),
     [
-        (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), None, ["torchtitan", "torchtitan"]),
+        (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), None, ["deepspeed", "deepspeed"]),
+        (("dp=32,cp=2", "dp=64,zero=3"), None, ["torchtitan", "torchtitan"]),
         (("dp=32,tp=2,mb=1", "dp=64,mb=1"), None, ["megatron", "megatron"]),
         (("dp=64,zero=1", "dp=64,zero=3"), None, ["deepspeed", "deepspeed"]),
         (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), "megatron,torchtitan", ["megatron", "torchtitan"]),
@@ -167,6 +168,15 @@ def test_layouts_are_compared_under_one_framework_unless_several_are_named(
     texts: tuple[str, ...], named: str | None, engines: list[str]
 ) -> None:
     assert [name for name, _ in given_layouts(texts, 64, named)] == engines
+
+
+def test_a_compared_layout_that_names_no_stage_of_zero_has_the_one_that_it_has_alone() -> None:
+    """Whatever the other layout names, unless no framework runs both so."""
+    for other in ("dp=64", "dp=64,zero=0", "dp=64,zero=2", "dp=64,zero=3"):
+        (_, first), _ = given_layouts(("dp=32,tp=2,mb=2", other), 64, None)
+        assert first == given_layouts(("dp=32,tp=2,mb=2",), 64, None)[0][1]
+    (_, sharded), _ = given_layouts(("dp=32,tp=2", "dp=64,zero=3"), 64, "torchtitan")
+    assert sharded["zero_stage"] == 3
 
 
 def test_a_ranking_is_of_one_framework_the_first_under_which_anything_fits() -> None:

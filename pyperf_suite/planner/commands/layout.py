@@ -43,8 +43,8 @@ CHOICES = {
     "Default: fp32. Example: --state-dtype bf16.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing surely fits the others too. Example: --offload none,optimizer.",
-    "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
-    "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+    "exactly LAYOUT": "Price only this layout, fitting or not; without zero ZeRO 1, or the --framework's own. Default: "
+    "every layout. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
 # Options that hold an axis to one value, and their names in a layout as it is written.
 FIXED_OPTIONS = (
@@ -110,8 +110,8 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         "--compare",
         nargs=2,
         metavar="A B",
-        help="Compare two layouts: which is faster, and with what confidence. Default: none. Example: --compare "
-        "dp=64 dp=32,tp=2.",
+        help="Compare two layouts, as --exactly takes them: which is faster, and with what confidence. Default: none. "
+        "Example: --compare dp=64 dp=32,tp=2.",
     ),
     *value_options(BUDGETS, Finite(0, 1e18, min_open=True)),
     click.option(

@@ -415,12 +415,15 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
 def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None) -> list[tuple[str, dict[str, int]]]:
     """The layouts of texts as of `layout_of`, each with its framework: one for all unless several are named.
 
+    Where none is named it is one that runs each with the stage of ZeRO that it has alone, if there is such a one.
+
     Raises UserError where they take unequal numbers of GPUs, and where no framework of USUAL runs all of them.
     """
     named = re.findall(r"[^,\s]+", framework or "")
     for name in named:
         check_framework(name)
     tried = [[(name, layout_of(text, gpus, name)) for name in named or USUAL] for text in texts]
+    alone = [] if named else [[(name, layout_of(text, gpus, None)) for name in USUAL] for text in texts]
     counts = [ranks_of(ways[0][1]) for ways in tried]
     if len(set(counts)) > 1:
         taken = " and ".join(f"{text[:40]} ({count} GPUs)" for text, count in zip(texts, counts, strict=True))
@@ -431,7 +434,7 @@ def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None)
 
     if len(named) > 1:
         return [next((each for each in ways if able(*each)), ways[0]) for ways in tried]
-    for same in zip(*tried, strict=True):
+    for same in (*zip(*alone, strict=True), *zip(*tried, strict=True)):
         if all(able(*each) for each in same):
             return list(same)
     if named or len(texts) == 1:
