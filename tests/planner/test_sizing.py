@@ -259,6 +259,22 @@ def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_t
     assert {(64, 8), (32, 8)} <= {(case.heads, case.kv_heads) for case in cases}
 
 
+def test_a_proposal_that_makes_a_token_slower_says_so():
+    """More key-value heads in Qwen3-30B-A3B do more work a second, and a token has more work."""
+    sizes = {"kv_heads": 4, "head_dim": 128, "experts": 128, "top_k": 8, "gated": True}
+    setting = Setting(ModelDimensions(48, 2048, 768, 32, 151936, **sizes), 4096)
+    answer = sizing(find_gpu("H100"), setting, Bounds(vary=("kv_heads", "vocab")))
+    (first, *_) = answer.findings.remarks
+    more = answer.search.alone["kv_heads"]
+    assert more.is_faster
+    assert more.time_ratio > 1.001
+    assert "{cost} time a token" in first.template
+    assert first.values["cost"].value == more.time_ratio - 1
+    padded = sizing(find_gpu("H200"), Setting(GPT, 4096), Bounds(vary=("vocab",))).findings.remarks[0]
+    assert "vocab 50257 ->" in padded.values["change"]
+    assert "time a token" not in padded.template, "a padded vocabulary makes a token faster"
+
+
 def test_a_narrow_table_of_sizes_keeps_the_speed():
     lines = invoke("size", *MODEL, "--gpu", "H200", "--vary", "vocab", env={"COLUMNS": "40"}).output.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("  One dimension at a time"))

@@ -29,6 +29,8 @@ from pyperf_suite.record.quantity import Quantity
 # Beyond this power of two the rules promise nothing more.
 LARGEST_MULTIPLE = 64
 TOKENS = "tokens at a time"
+# Share by which a token takes longer, of which a proposal says so.
+SHOWN_COST = 0.0005
 
 
 @dataclass(frozen=True)
@@ -280,9 +282,13 @@ def _unknown(candidate: Candidate, setting: Setting) -> Remark:
 
 
 def _proposal(word: str, candidate: Candidate) -> Remark:
+    """A change, its work a second, and the time a token where that gets longer."""
     marked = ", ".join(name for name, _, _ in candidate.changes if name in CHANGE_THE_MODEL)
+    cost = candidate.time_ratio - 1
+    slower = {"cost": Quantity(cost, "+%", predicted=True)} if cost >= SHOWN_COST else {}
     return remark(
-        "{word}: {change}{note}, {faster} as fast, {parameters} parameters.",
+        "{word}: {change}{note}, {faster} as fast, {parameters} parameters"
+        + (", {cost} time a token." if slower else "."),
         kind="predicted",
         effect="faster",
         word=word,
@@ -290,6 +296,7 @@ def _proposal(word: str, candidate: Candidate) -> Remark:
         note=f" (another model: {marked})" if marked else "",
         faster=speed_of(candidate),
         parameters=Quantity(candidate.parameter_change, "+%"),
+        **slower,
     )
 
 
