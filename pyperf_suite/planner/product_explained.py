@@ -13,7 +13,7 @@ from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two, round_up
-from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.planner.laws.alignment import BYTES_OF, PADDED_DTYPES, SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
@@ -55,6 +55,11 @@ class BetterSize:
     def growth(self) -> float:
         """Elements of the dimensions over those at present, less one."""
         return math.prod(self.sizes.values()) / math.prod(self.present.values()) - 1
+
+    @property
+    def has_less(self) -> bool:
+        """True if any dimension is smaller than at present."""
+        return any(size < self.present[name] for name, size in self.sizes.items())
 
 
 @dataclass(frozen=True)
@@ -159,22 +164,30 @@ def _better_sizes(prices: Prices, gpu: GpuSpec, sizes: dict[str, int], dtype: st
 
     To win is more work a second than at the present size, by more than the law's error. Further sizes follow if they
     win more: within `LITTLE_GROWTH` by time, as of a padded vocabulary, and far away by work a second. Where rows of
-    several dimensions are odd these are padded together, for the worst row decides; the others are left.
+    several dimensions are odd these are padded together, for the worst row decides; the others are left. For
+    PADDED_DTYPES the nearest whole rows come first, for libraries take no others.
     """
     run, offered = elements_in(NEEDED_BYTES, int(BYTES_OF[dtype])), set()
     dimensions = [name for name in "NMK" if name != TOKENS.get(layout, "M")]
-    odd = [name for name in dimensions if name.lower() in SIDE_BY_SIDE[layout] and sizes[name] % run]
+    odd = _odd_rows(sizes, dtype, layout)
     for name in odd or dimensions:
         padded = {other: round_up(sizes[other], run) for other in odd if other != name}
         present = {each: sizes[each] for each in "MNK" if each == name or each in padded}
         tried = _around(sizes | padded, name, run, sizes)
         seconds, ratio, low, high = _against_the_first(prices, gpu, tried, dtype, layout)
         wins, place = (ratio > 1 + GAIN) & (low >= 1), tried[name] - sizes[name]
+        wins |= (np.abs(place) < run) & (name in odd and dtype in PADDED_DTYPES)
         for at in (*_picked(seconds, ratio, wins, place, sizes[name]), *_picked(seconds, ratio, wins, -place, 0)):
             found = {each: int(tried[each][at]) for each in present}
             if tuple(found.items()) not in offered:
                 offered.add(tuple(found.items()))
                 yield BetterSize(present, found, *(float(each[at]) for each in (seconds, ratio, low, high)))
+
+
+def _odd_rows(sizes: Mapping[str, int], dtype: str, layout: str) -> list[str]:
+    """Dimensions along which rows of an operand lie that are no whole `NEEDED_BYTES`."""
+    run = elements_in(NEEDED_BYTES, int(BYTES_OF[dtype]))
+    return [name for name in "NMK" if name.lower() in SIDE_BY_SIDE[layout] and sizes[name] % run]
 
 
 def _picked(
@@ -238,6 +251,7 @@ def _against_the_first(
 
 _NO_BETTER = "No size up to a quarter smaller or larger does its work faster by more than the law's error."
 _VOCABULARY = " A vocabulary is only padded up."
+_PADDED = f" Libraries take {{}} in rows of whole {NEEDED_BYTES} bytes only: the price is that of the padded product."
 _EXTRAPOLATED = remark(
     "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
 )
@@ -247,9 +261,11 @@ def _answer(product: ProductExplained) -> Remark:
     """The nearest larger size that wins, else the nearest smaller one, or that there is none."""
     if not product.better:
         return remark(_NO_BETTER, kind="predicted")
-    nearest = min(product.better, key=lambda each: (each.growth < 0, abs(each.growth)))
+    nearest = min(product.better, key=lambda better: (better.has_less, abs(better.growth)))
+    is_padded = product.dtype in PADDED_DTYPES and _odd_rows(product.sizes, product.dtype, product.layout)
     return remark(
-        "{sizes} in place of {present}: {seconds} in place of {now} ({change}), {ratio} the work a second.{padded}",
+        "{sizes} in place of {present}: {seconds} in place of {now} ({change}), {ratio} the work a second."
+        "{vocabulary}{padded}",
         kind="predicted",
         sizes=" and ".join(f"{name} = {size}" for name, size in nearest.sizes.items()),
         present=" and ".join(map(str, nearest.present.values())),
@@ -257,7 +273,8 @@ def _answer(product: ProductExplained) -> Remark:
         now=Quantity(product.seconds, "duration", predicted=True),
         change=Quantity(nearest.seconds / product.seconds - 1, "+%", predicted=True),
         ratio=Quantity(nearest.rate_ratio, "x", nearest.low, nearest.high, predicted=True),
-        padded=_VOCABULARY if any(each.growth < 0 for each in product.better) else "",
+        vocabulary=_VOCABULARY if any(better.has_less for better in product.better) else "",
+        padded=_PADDED.format(product.dtype) if is_padded else "",
     )
 
 
@@ -354,7 +371,7 @@ def _alignment(product: ProductExplained) -> Remark:
     divisors = {name: largest_power_of_two(size) for name, size in product.sizes.items()}
     # The dimensions that lie along rows of A, B or C as stored, whose divisibility counts.
     rows = {name: divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
-    odd = [name for name, divisor in rows.items() if divisor < needed]
+    odd = sorted(_odd_rows(product.sizes, product.dtype, product.layout), key="MNK".index)
     fair = [name for name, divisor in rows.items() if needed <= divisor < best]
     if odd:
         verdict = f"below the {needed} that tensor cores and TMA take whole ({NEEDED_BYTES} bytes)"

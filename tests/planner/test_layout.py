@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.layout import grid
 from pyperf_suite.planner.layout.grid import Cluster, Training, held_to, layouts
 from pyperf_suite.planner.layout.plan import (
     KEYS,
@@ -153,7 +154,8 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
 @pytest.mark.parametrize(
     ("texts", "named", "engines"),
     [
-        (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), None, ["torchtitan", "torchtitan"]),
+        (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), None, ["deepspeed", "deepspeed"]),
+        (("dp=32,cp=2", "dp=64,zero=3"), None, ["torchtitan", "torchtitan"]),
         (("dp=32,tp=2,mb=1", "dp=64,mb=1"), None, ["megatron", "megatron"]),
         (("dp=64,zero=1", "dp=64,zero=3"), None, ["deepspeed", "deepspeed"]),
         (("dp=32,tp=2,mb=1", "dp=64,zero=3,mb=1"), "megatron,torchtitan", ["megatron", "torchtitan"]),
@@ -166,6 +168,15 @@ def test_layouts_are_compared_under_one_framework_unless_several_are_named(
     texts: tuple[str, ...], named: str | None, engines: list[str]
 ) -> None:
     assert [name for name, _ in given_layouts(texts, 64, named)] == engines
+
+
+def test_a_compared_layout_that_names_no_stage_of_zero_has_the_one_that_it_has_alone() -> None:
+    """Whatever the other layout names, unless no framework runs both so."""
+    for other in ("dp=64", "dp=64,zero=0", "dp=64,zero=2", "dp=64,zero=3"):
+        (_, first), _ = given_layouts(("dp=32,tp=2,mb=2", other), 64, None)
+        assert first == given_layouts(("dp=32,tp=2,mb=2",), 64, None)[0][1]
+    (_, sharded), _ = given_layouts(("dp=32,tp=2", "dp=64,zero=3"), 64, "torchtitan")
+    assert sharded["zero_stage"] == 3
 
 
 def test_a_ranking_is_of_one_framework_the_first_under_which_anything_fits() -> None:
@@ -229,15 +240,18 @@ def message(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_table_keeps_the_time_and_whether_it_fits_and_says_in_its_heading_what_all_share(columns: str) -> None:
     arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
-    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
+    lines = invoke("layout", *arguments, env={"COLUMNS": columns, "LINES": "40"}).output.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
-    assert "all with" in lines[place]
-    assert "CP 1" in lines[place]
-    head = " ".join(lines[place + 1 : place + 4])
-    assert all(name in head for name in ("ZeRO", "recompute", "offload", "iteration"))
-    assert "CP" not in head
+    head = next(number for number in range(place, place + 6) if lines[number].startswith("  DP"))
+    shared = " ".join(" ".join(lines[place:head]).split())
+    assert all(text in shared for text in ("all with", "CP 1", "recompute layers", "offload none"))
+    assert "ZeRO" in shared + lines[head]
+    assert {"iteration", "memory"} <= {*lines[head].split()}
+    assert "CP" not in lines[head].split()
+    assert any(lines[head + 1 + row].endswith(("fits", "may not fit")) for row in range(3))
 
 
 @pytest.mark.slow
@@ -252,6 +266,29 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
         assert found["memory"] == llama.at(place).verdict
     text = command(*MODEL_OPTIONS, "--exactly", "dp=64,zero=0,mb=8").output
     assert "does not fit" in " ".join(text.split())
+
+
+def test_where_nothing_surely_fits_layouts_that_offload_are_ranked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a model with experts on one node, of which the fastest layout without offload may not fit."""
+    training, node = Training(MIXTRAL, 64, 4096), replace(NODE, memory_bytes=120 * 2**30)
+    surely = planned(training, node)
+    assert surely.surest is not None
+    assert surely.surest.plan.offload != "none"
+    assert surely.best.plan.offload == "none", "the faster layout that may not fit is still named"
+    heads = [remark.values.get("what") for remark in findings_of_layouts(surely, 3).remarks]
+    assert heads[:2] == ["Fastest that fits surely is ", "Faster, if it fits, is "]
+    without = planned(replace(training, offloads=("none",)), node)
+    assert (without.surest, without.best.verdict) == (None, "may not fit")
+    # Where layouts that offload would be too many, the answer is that without.
+    monkeypatch.setattr(grid, "MOST_LAYOUTS", len(without.grid))
+    assert planned(replace(training, framework="megatron"), node).best.plan == without.best.plan
+
+
+def test_layouts_of_unequal_numbers_of_gpus_are_not_compared() -> None:
+    result = command(*MODEL_OPTIONS, "--compare", "dp=4", "dp=4,tp=2")
+    assert result.exit_code == 2
+    assert "dp=4 (4 GPUs) and dp=4,tp=2 (8 GPUs) cannot be compared" in " ".join(result.output.split())
+    assert command(*MODEL_OPTIONS, "--gpus", "8", "--compare", "tp=4", "tp=2").exit_code == 0
 
 
 @pytest.mark.slow

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from pyperf_suite.findings.axes import parse_overrides, replace_axes
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws import prices
@@ -19,6 +21,7 @@ from pyperf_suite.planner.product_explained import explain_product
 from pyperf_suite.planner.sizing.report import checks, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
+from pyperf_suite.probes.attention_heads import AttentionHeadsAxes, sweep
 from tests.commands import invoke
 from tests.records import printed_values
 
@@ -115,8 +118,8 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     report = answer.findings
     (row,) = (row for row in report.tables[0].rows if row[0] == "heads")
     assert "not known" in row
-    (said,) = (each.values for each in report.remarks if "heads" in each.values and "hidden" in each.values)
-    assert said["hidden"] == 2560
+    (said,) = (each.values for each in report.remarks if "heads" in each.values and "width" in each.values)
+    assert said["width"] == 2560
     assert "32" in str(said["heads"])
     assert not any("Keep the dimensions" in each.template for each in report.remarks)
 
@@ -213,6 +216,76 @@ def test_an_odd_size_is_padded_to_the_nearest_that_wins_and_no_other_of_little_g
         }
         times = gemm_time(gpu, *(others | {name: grown}).values(), mode="sustained").seconds
         assert np.min(times, initial=math.inf) > 0.99 * fastest
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "gpu", "first"),
+    [
+        ((4096, 4096, 10943), "TN", "H100", {"K": 10944}),
+        ((4096, 10943, 4096), "TN", "H200", {"N": 10944}),
+        ((4096, 50257, 4096), "TN", "L40S", {"N": 50272}),
+        ((8192, 8192, 13823), "TN", "B200", {"K": 13824}),
+        ((4096, 10943, 50257), "NN", "H100", {"N": 10944, "K": 50272}),
+        ((4097, 4096, 4096), "TT", "H100", {"M": 4112}),
+    ],
+)
+def test_in_fp8_rows_of_whole_16_bytes_are_proposed_first_for_libraries_take_no_others(sizes, layout, gpu, first):
+    words = ("explain", *map(str, sizes), "--gpu", gpu, "--dtype", "fp8", "--layout", layout)
+    (answer, *_) = invoke(*words, env={"COLUMNS": "300"}).output.splitlines()
+    assert " and ".join(f"{name} = {size}" for name, size in first.items()) + " in place of " in answer
+    assert "fp8 in rows of whole 16 bytes only: the price is that of the padded product." in answer
+    explained = explain_product(find_gpu(gpu), sizes, "fp8", layout)
+    below = {name: size - 16 for name, size in first.items()}
+    for name in first:
+        assert first | {name: below[name]} in [better.sizes for better in explained.better]
+    padded = dict(zip("MNK", sizes, strict=True)) | first
+    assert explain_product(find_gpu(gpu), tuple(padded.values()), "fp8", layout).seconds == explained.seconds
+
+
+def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_that_the_answer_names(tmp_path):
+    """Heads of gpt-oss-20b, which do not fill its hidden size."""
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 4, "hidden_size": 2880, "num_attention_heads": 64,
+              "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 8,
+              "num_experts_per_tok": 4, "vocab_size": 32064, "max_position_embeddings": 4096}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = " ".join(invoke("size", "--config", tmp_path, "--gpu", "H100", "--vary", "heads").output.split())
+    command = re.search(r"head_dim 64 -> 128 is worth .* Measure with pyperf-suite (run .* -a batch=1)", answer)
+    words = command[1].split()
+    assert invoke(*words[:1], "--list", *words[1:]).exit_code == 0
+    overrides = parse_overrides(word for word in words if "=" in word)
+    axes = replace_axes(AttentionHeadsAxes(), overrides)
+    cases = {case.parameters for case in sweep(axes)}
+    assert {(case.heads, case.head_dim) for case in cases} == {(64, 64), (32, 128)}
+    assert {(64, 8), (32, 8)} <= {(case.heads, case.kv_heads) for case in cases}
+
+
+def test_a_proposal_that_makes_a_token_slower_says_so():
+    """More key-value heads in Qwen3-30B-A3B do more work a second, and a token has more work."""
+    sizes = {"kv_heads": 4, "head_dim": 128, "experts": 128, "top_k": 8, "gated": True}
+    setting = Setting(ModelDimensions(48, 2048, 768, 32, 151936, **sizes), 4096)
+    answer = sizing(find_gpu("H100"), setting, Bounds(vary=("kv_heads", "vocab")))
+    (first, *_) = answer.findings.remarks
+    more = answer.search.alone["kv_heads"]
+    assert more.is_faster
+    assert more.time_ratio > 1.001
+    assert "{cost} time a token" in first.template
+    assert first.values["cost"].value == more.time_ratio - 1
+    padded = sizing(find_gpu("H200"), Setting(GPT, 4096), Bounds(vary=("vocab",))).findings.remarks[0]
+    assert "vocab 50257 ->" in padded.values["change"]
+    assert "time a token" not in padded.template, "a padded vocabulary makes a token faster"
+
+
+def test_a_narrow_table_of_sizes_keeps_the_speed():
+    lines = invoke("size", *MODEL, "--gpu", "H200", "--vary", "vocab", env={"COLUMNS": "40"}).output.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("  One dimension at a time"))
+    assert lines[place + 1].endswith("speed, ×")
+
+
+def test_a_small_product_in_fp8_is_priced_as_the_padded_one():
+    odd, padded = (gemm_time("H100", 4096, n, 4096, "fp8") for n in (17, 32))
+    assert odd.seconds == padded.seconds
+    assert sum(odd.parts.values()) == pytest.approx(odd.seconds)
+    assert odd.parts["ideal"] == pytest.approx(padded.parts["ideal"] * 17 / 32)
 
 
 def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):

@@ -36,15 +36,15 @@ CHOICES = {
     "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
     "framework NAME[,NAME]": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp; of "
     "several each layout has the first that runs it. Default: the first of megatron, torchtitan (compiled FSDP2) and "
-    "deepspeed under which anything fits. Example: --framework deepspeed.",
+    "deepspeed under which anything surely fits. Example: --framework deepspeed.",
     "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
     "Example: --dtype fp8.",
     "state-dtype NAME": "Dtype of the optimizer's states: fp32, or bf16, without a master copy (8 bytes a parameter). "
     "Default: fp32. Example: --state-dtype bf16.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
-    "none, and where nothing fits the others. Example: --offload none,optimizer.",
-    "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
-    "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+    "none, and where nothing surely fits the others too. Example: --offload none,optimizer.",
+    "exactly LAYOUT": "Price only this layout, fitting or not; without zero ZeRO 1, or the --framework's own. Default: "
+    "every layout. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
 # Options that hold an axis to one value, and their names in a layout as it is written.
 FIXED_OPTIONS = (
@@ -110,8 +110,8 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         "--compare",
         nargs=2,
         metavar="A B",
-        help="Compare two layouts: which is faster, and with what confidence. Default: none. Example: --compare "
-        "dp=64 dp=32,tp=2.",
+        help="Compare two layouts, as --exactly takes them: which is faster, and with what confidence. Default: none. "
+        "Example: --compare dp=64 dp=32,tp=2.",
     ),
     *value_options(BUDGETS, Finite(0, 1e18, min_open=True)),
     click.option(

@@ -77,12 +77,13 @@ def alignment_penalty(
 ) -> Penalty:
     """Factors of at least 1 on a product's time for rows that start off 16 and 32 bytes, of the sizes' broadcast shape.
 
-    The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). A dtype whose units take only
-    whole 16 bytes is priced as padded to them.
+    The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). For PADDED_DTYPES the factor is
+    the work of the padded product over that of the requested one.
     """
     divisor = aligned_bytes(m, n, k, dtype, layout)
     if dtype in PADDED_DTYPES:
-        return (_padded(m, n, k, dtype, layout),) * 3
+        pairs = zip(padded_sizes(m, n, k, dtype, layout), _sizes(m, n, k).values(), strict=True)
+        return (functools.reduce(operator.mul, (padded / size for padded, size in pairs)),) * 3
     cliffs = cliffs_of(gpu)
     place = np.searchsorted(list(cliffs), divisor)
     factor, low, high = np.moveaxis(np.array([*cliffs.values(), (1.0, 1.0, 1.0)])[place], -1, 0)
@@ -93,11 +94,8 @@ def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.
     return {name: np.asarray(size, dtype=np.int64) for name, size in (("m", m), ("n", n), ("k", k))}
 
 
-def _padded(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> NDArray[np.float64]:
-    """The work of the product with each row filled up, over that of the requested product."""
-    multiple = int(PADDED_BYTES / BYTES_OF[dtype])
-    factor = np.ones(())
-    for name, size in _sizes(m, n, k).items():
-        padded = round_up(size, multiple) if name in SIDE_BY_SIDE[layout] else size
-        factor = factor * (padded / size)
-    return factor
+def padded_sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> list[NDArray[np.int64]]:
+    """Sizes as units compute them: for PADDED_DTYPES each row is filled up to whole 16 bytes."""
+    multiple = int(PADDED_BYTES / BYTES_OF[dtype]) if dtype in PADDED_DTYPES else 1
+    rows = SIDE_BY_SIDE[layout]
+    return [round_up(size, multiple) if name in rows else size for name, size in _sizes(m, n, k).items()]

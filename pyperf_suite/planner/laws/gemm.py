@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
 from pyperf_suite.planner.laws import transfers
-from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty, padded_sizes
 from pyperf_suite.planner.laws.calibration import (
     BAND_NAMES,
     LIBRARIES,
@@ -433,6 +433,7 @@ def gemm_time(
 
     The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone. Times of
     fp8 are those of a linear layer: they include the quantization of A.
+    A dtype of PADDED_DTYPES is priced as the product that its libraries take, with rows of whole 16 bytes.
     The parts are `ideal` 2mnk at the peak, `tile` what edges of tiles and of K add, `kernel` the rest of a tile's time
     (rate below peak, prologue), `wave` SMs without a tile, `bandwidth` what memory adds, `split` reducing a split K,
     `launch`, `library` what its choice of kernel makes of that (negative where better), `alignment` and `sustained`.
@@ -455,9 +456,10 @@ def gemm_time(
     if layout not in SIDE_BY_SIDE:
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
-    sizes = validated_sizes("product", m=m, n=n, k=k)
+    requested = validated_sizes("product", m=m, n=n, k=k)
+    rows, columns, depth = padded_sizes(requested[0], requested[1], requested[2], dtype, layout)
+    sizes = [size.astype(np.float64) for size in (rows, columns, depth)]
     here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
-    rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty, least_penalty, most_penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
     ideal = 2.0 * sizes[0] * sizes[1] * sizes[2] / law.gpu.peak(dtype)
@@ -466,8 +468,10 @@ def gemm_time(
     seconds = burst * sustained_slowdown(law.gpu, ideal / burst) if mode == "sustained" else burst
 
     def parts() -> dict[str, NDArray[np.float64]]:
-        beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
-        return _menu_parts(law, *sizes) | beyond
+        wanted = 2.0 * requested[0] * requested[1] * requested[2] / law.gpu.peak(dtype)
+        unaligned = burst - aligned + ideal - wanted
+        beyond = {"library": aligned - plain, "alignment": unaligned, "sustained": seconds - burst}
+        return _menu_parts(law, *sizes) | {"ideal": wanted} | beyond
 
     low = high = None
     if law.band is not None:

@@ -107,9 +107,9 @@ class Training:
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, of several with commas
     between them each layout the first that does, None one of USUAL; `dtype` is that of products in layers, None bf16
-    (before Ampere fp16). `offloads` are tried, of OFFLOADS; () none, and where nothing fits the others. ZeRO shares
-    over `shard_over` ranks where these divide DP x CP, 0 over all. `state_dtype` is of the optimizer's states. Raises
-    UserError for a framework that is unknown or offloads nothing so.
+    (before Ampere fp16). `offloads` are tried, of OFFLOADS; () none, and where nothing surely fits the others too.
+    ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over all. `state_dtype` is of the optimizer's
+    states. Raises UserError for a framework that is unknown or offloads nothing so.
     """
 
     model: ModelDimensions

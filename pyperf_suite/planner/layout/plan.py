@@ -201,9 +201,9 @@ def planned(
     """Predict every layout that divides, or those with the `fixed` values, by the names of WRITTEN.
 
     `laws` are by default those of the cluster's GPU. All layouts are of one framework, the first of USUAL under which
-    any fits, unless the training names several. Where nothing fits and it names no offload, layouts that offload are
-    tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not, and the
-    nearest that does.
+    any surely fits, or else may fit, unless the training names several. Where nothing surely fits and it names no
+    offload, layouts that offload are ranked with the others. Raises UserError if no layout divides, and if none fits:
+    by how many bytes the smallest does not, and the nearest that does.
     """
     laws, fixed = cluster.gpu if laws is None else laws, fixed or {}
     able = [name for name in USUAL if set(training.offloads) <= set(OFFLOADED_BY[name])]
@@ -216,20 +216,22 @@ def planned(
             if offloads and (engine.offloads or not away):
                 continue
             try:
-                engine = replace(engine, offloads=away if offloads else engine.offloads)
+                engine = replace(engine, offloads=engine.offloaded if offloads else engine.offloads)
                 grid = layouts(engine, cluster, fixed)
                 plans = evaluated(engine, cluster, held_to(grid, fixed, training.framework), laws)
-            except TooManyLayouts:
-                raise
             except UserError as reason:
+                if isinstance(reason, TooManyLayouts) and not any(len(pair[0].ranked) for pair in full):
+                    raise
                 refused.append(reason)
                 continue
-            if len(plans.ranked):
+            if plans.surest:
                 return plans
             full.append((plans, grid))
     if not full:
         raise refused[0]
-    plans, grid = full[0]
+    plans, grid = next((pair for pair in full if len(pair[0].ranked)), full[0])
+    if len(plans.ranked):
+        return plans
     _refuse(plans, evaluated(plans.training, cluster, grid, laws) if fixed else plans)
     return plans
 
@@ -416,19 +418,26 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
 def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None) -> list[tuple[str, dict[str, int]]]:
     """The layouts of texts as of `layout_of`, each with its framework: one for all unless several are named.
 
-    Raises UserError where no framework of USUAL runs all of them.
+    Where none is named it is one that runs each with the stage of ZeRO that it has alone, if there is such a one.
+
+    Raises UserError where they take unequal numbers of GPUs, and where no framework of USUAL runs all of them.
     """
     named = re.findall(r"[^,\s]+", framework or "")
     for name in named:
         check_framework(name)
     tried = [[(name, layout_of(text, gpus, name)) for name in named or USUAL] for text in texts]
+    alone = [] if named else [[(name, layout_of(text, gpus, None)) for name in USUAL] for text in texts]
+    counts = [ranks_of(ways[0][1]) for ways in tried]
+    if len(set(counts)) > 1:
+        taken = " and ".join(f"{text[:40]} ({count} GPUs)" for text, count in zip(texts, counts, strict=True))
+        raise UserError(f"{taken} cannot be compared: take layouts of as many GPUs.")
 
     def able(name: str, layout: Mapping[str, int]) -> bool:
         return bool(runs(name, {axis: np.array([layout[axis]]) for axis in WRITTEN}).all())
 
     if len(named) > 1:
         return [next((each for each in ways if able(*each)), ways[0]) for ways in tried]
-    for same in zip(*tried, strict=True):
+    for same in (*zip(*alone, strict=True), *zip(*tried, strict=True)):
         if all(able(*each) for each in same):
             return list(same)
     if named or len(texts) == 1:

@@ -295,11 +295,11 @@ CHOICES = ("zero_stage", "recompute", "offload")
 
 
 def _ranking(heading: str, rows: Sequence[PredictedLayout]) -> Table:
-    """Axes with one value in all rows are in the heading, but for the choices that are made again and again."""
+    """Axes with one value in all rows are in the heading; a narrow terminal keeps the time and the verdict longest."""
     axes, same = [], []
     for name, title in WRITTEN.items():
         values = {getattr(row.plan, name) for row in rows}
-        if len(rows) == 1 or len(values) > 1 or name in CHOICES:
+        if len(rows) == 1 or len(values) > 1:
             axes.append(Column(title, f"plan.{name}", priority=3 if name in CHOICES else 2))
         else:
             same.append(f"{title} {next(iter(values))}")
@@ -310,13 +310,13 @@ def _ranking(heading: str, rows: Sequence[PredictedLayout]) -> Table:
         (
             *axes,
             *([Column("framework")] if several else []),
-            Column("iteration", "seconds", "duration", priority=2),
+            Column("iteration", "seconds", "duration", priority=4),
             Column("from", lambda row: None if np.isnan(row.low) else row.low, "duration"),
             Column("to", lambda row: None if np.isnan(row.high) else row.high, "duration"),
             Column("tokens/s", "tokens_per_s", "count"),
             Column("MFU", "mfu", "%"),
             Column("a GPU", "memory_bytes", "GiB"),
-            Column("memory", "verdict"),
+            Column("memory", "verdict", priority=4),
         ),
         rows,
     )

@@ -29,6 +29,8 @@ from pyperf_suite.record.quantity import Quantity
 # Beyond this power of two the rules promise nothing more.
 LARGEST_MULTIPLE = 64
 TOKENS = "tokens at a time"
+# Share by which a token takes longer, of which a proposal says so.
+SHOWN_COST = 0.0005
 
 
 @dataclass(frozen=True)
@@ -263,22 +265,32 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
 
 
 def _unknown(candidate: Candidate, setting: Setting) -> Remark:
-    """Why nothing is said of other heads, and the command that measures them."""
-    heads = sorted({setting.model.heads, candidate.setting.model.heads}, reverse=True)
+    """Why nothing is said of other heads, and the command that measures both splits with their key-value heads."""
+    models = (setting.model, candidate.setting.model)
     return remark(
-        "Not known: what {change} is worth lies beyond the law of attention. Measure with run attention_heads -a "
-        "attention_heads.hidden={hidden} -a attention_heads.heads={heads}",
+        "Not known: what {change} is worth lies beyond the law of attention. Measure with pyperf-suite run "
+        "attention_heads -a hidden={width} -a heads={heads} -a head_dim={head_dim} -a heads_of_head_dim={first} "
+        "-a kv_ratio={ratios} -a varied_splits=2 -a seq={seq} -a batch={batch}",
         kind="predicted",
         change=change_of(candidate),
-        hidden=setting.model.hidden,
-        heads=",".join(map(str, heads)),
+        width=setting.model.heads * setting.model.head_dim,
+        heads=",".join(str(model.heads) for model in models),
+        head_dim=models[0].head_dim,
+        first=models[0].heads,
+        ratios=",".join(dict.fromkeys(str(model.heads // model.kv_heads) for model in models)),
+        seq=setting.seq,
+        batch=setting.micro_batch,
     )
 
 
 def _proposal(word: str, candidate: Candidate) -> Remark:
+    """A change, its work a second, and the time a token where that gets longer."""
     marked = ", ".join(name for name, _, _ in candidate.changes if name in CHANGE_THE_MODEL)
+    cost = candidate.time_ratio - 1
+    slower = {"cost": Quantity(cost, "+%", predicted=True)} if cost >= SHOWN_COST else {}
     return remark(
-        "{word}: {change}{note}, {faster} as fast, {parameters} parameters.",
+        "{word}: {change}{note}, {faster} as fast, {parameters} parameters"
+        + (", {cost} time a token." if slower else "."),
         kind="predicted",
         effect="faster",
         word=word,
@@ -286,6 +298,7 @@ def _proposal(word: str, candidate: Candidate) -> Remark:
         note=f" (another model: {marked})" if marked else "",
         faster=speed_of(candidate),
         parameters=Quantity(candidate.parameter_change, "+%"),
+        **slower,
     )
 
 
@@ -417,7 +430,7 @@ def _verdict(candidate: Candidate) -> str:
 
 OUTCOMES = (
     Column("change", lambda row: _marked(row[1]), priority=2),
-    Column("speed", lambda row: speed_of(row[1]), "x", priority=2),
+    Column("speed", lambda row: speed_of(row[1]), "x", priority=3),
     Column("verdict", lambda row: _verdict(row[1])),
     Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
     Column("parameters", lambda row: row[1].parameter_change, "+%"),
