@@ -166,11 +166,19 @@ def selfcheck(
     cases = [] if probes else selfcheck_cases(where)
     for name in expanded(probes) if probes else ():
         cases += [PairedCase.same(name, case) for case in find_probe(name).cases("standard", where)]
-    rule = _rule(margin, max_pairs)
-    settings = _settings(where, cases, rule, budget, seed)
+    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
+    rule = rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
+    settings = {
+        "device": str(where),
+        "rule": dataclasses.asdict(rule),
+        "budget_s": budget,
+        "seed": seed,
+        "cases": [case.new.to_json() for case in cases],
+        "state": (here := state(where)),
+    }
     plan = planned(shifts, cases, seed)
     checked = resumable(results, machine, settings) if resume else start(results, machine, settings)
-    commit = str(settings["state"].get("source", {}).get("commit", ""))
+    commit = str(here.get("source", {}).get("commit", ""))
     try:
         checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit, _say_each)
     except KeyboardInterrupt:
@@ -182,24 +190,6 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
-
-
-def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
-    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
-    return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
-
-
-def _settings(
-    where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
-) -> dict[str, Any]:
-    return {
-        "device": str(where),
-        "rule": dataclasses.asdict(rule),
-        "budget_s": budget_s,
-        "seed": seed,
-        "cases": [case.new.to_json() for case in cases],
-        "state": state(where),
-    }
 
 
 def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,6 @@ SEED = 0
 ROWS_A_KNOT = 150
 # Errors in log seconds beyond this count linearly.
 USUAL_ERROR = 0.1
-
-
-def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float, float]]:
-    """The least and the largest of each size, as a block states its range."""
-    return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
 def fit_band(log_residual: Floats, figure: Floats, knots: int) -> Band:

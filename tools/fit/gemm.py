@@ -242,7 +242,8 @@ def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | No
 
 
 def _range(tables: Sequence[GemmTable]) -> dict[str, tuple[float, float]]:
-    return fitting.limits_of({name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"})
+    sizes = {name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"}
+    return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
 # Constants of the smoothing are the same for all GPUs. Those of `LIBRARY_LIKENESS` were chosen for the least error on
