@@ -180,7 +180,7 @@ def selfcheck(
     checked = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(here.get("source", {}).get("commit", ""))
     try:
-        checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit, _say_each)
+        checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit)
     except KeyboardInterrupt:
         checked = open_selfcheck(checked.path)
         _report(checked)
@@ -201,13 +201,6 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
         return compare_arms(old, new, [case], where, rule, seed, **how)[0]
 
     return compare
-
-
-def _say_each(position: int, count: int, comparison: Comparison) -> None:
-    injected = f"{100 * comparison.shift:.3g} % injected" if comparison.shift else "identical"
-    concluded = "" if comparison.ratio is None else f" {100 * (comparison.ratio - 1):+.1f} %"
-    pairs = f"{len(comparison.log_ratios)} pairs in {comparison.seconds:.1f} s"
-    click.echo(f"{position}/{count} {comparison.label} {injected}: {comparison.verdict}{concluded}, {pairs}", err=True)
 
 
 def _report(checked: Selfcheck) -> None:
@@ -275,9 +268,8 @@ def make_comparisons(
     compare: Compare,
     seed: int = 0,
     commit: str = "",
-    progress: Callable[[int, int, Comparison], None] | None = None,
 ) -> Selfcheck:
-    """Make those of the plan that the selfcheck does not hold yet; return all there are.
+    """Make those of the plan that the selfcheck does not hold yet, and say each; return all there are.
 
     What was made before an interruption is kept. Raises UserError where the disk refuses a line, or another process is
     writing this selfcheck.
@@ -287,12 +279,14 @@ def make_comparisons(
         for position, each in enumerate(plan, start=1):
             if (each.shift, each.number) in done:
                 continue
-            comparison = _made(
-                each, compare, random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32), commit
-            )
+            own_seed = random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32)
+            comparison = _made(each, compare, own_seed, commit)
             write(comparison.to_json())
-            if progress is not None:
-                progress(position, len(plan), comparison)
+            injected = f"{100 * comparison.shift:.3g} % injected" if comparison.shift else "identical"
+            concluded = "" if comparison.ratio is None else f" {100 * (comparison.ratio - 1):+.1f} %"
+            pairs = f"{len(comparison.log_ratios)} pairs in {comparison.seconds:.1f} s"
+            verdict = f"{comparison.label} {injected}: {comparison.verdict}{concluded}, {pairs}"
+            click.echo(f"{position}/{len(plan)} {verdict}", err=True)
     return open_selfcheck(selfcheck.path)
 
 
