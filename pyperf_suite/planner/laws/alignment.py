@@ -82,7 +82,11 @@ def alignment_penalty(
     """
     divisor = aligned_bytes(m, n, k, dtype, layout)
     if dtype in PADDED_DTYPES:
-        return (_padded(m, n, k, dtype, layout),) * 3
+        # The work of the product with each row filled up, over that of the requested product.
+        filled, multiple = np.ones(()), int(PADDED_BYTES / BYTES_OF[dtype])
+        for name, size in _sizes(m, n, k).items():
+            filled = filled * ((round_up(size, multiple) if name in SIDE_BY_SIDE[layout] else size) / size)
+        return filled, filled, filled
     cliffs = cliffs_of(gpu)
     place = np.searchsorted(list(cliffs), divisor)
     factor, low, high = np.moveaxis(np.array([*cliffs.values(), (1.0, 1.0, 1.0)])[place], -1, 0)
@@ -91,13 +95,3 @@ def alignment_penalty(
 
 def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.int64]]:
     return {name: np.asarray(size, dtype=np.int64) for name, size in (("m", m), ("n", n), ("k", k))}
-
-
-def _padded(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> NDArray[np.float64]:
-    """The work of the product with each row filled up, over that of the requested product."""
-    multiple = int(PADDED_BYTES / BYTES_OF[dtype])
-    factor = np.ones(())
-    for name, size in _sizes(m, n, k).items():
-        padded = round_up(size, multiple) if name in SIDE_BY_SIDE[layout] else size
-        factor = factor * (padded / size)
-    return factor
