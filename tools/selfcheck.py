@@ -70,18 +70,18 @@ class Shifts(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int]:
         if isinstance(value, dict):
             return value
-        return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
-
-    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int]:
-        percent, colon, count = text.partition(":")
-        try:
-            shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
-            requested = int(count) if colon else COMPARISONS_OF_EACH
-        except ValueError:
-            self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
-        if not 0 <= shift <= LARGEST_SHIFT or requested < 1:
-            self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
-        return shift, requested
+        shifts = {}
+        for word in map(str.strip, str(value).split(",")):
+            percent, colon, count = word.partition(":")
+            try:
+                shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
+                shifts[shift] = int(count) if colon else COMPARISONS_OF_EACH
+            except ValueError:
+                wrong = "is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons."
+                self.fail(f"{word[:40]!r} {wrong}", param, ctx)
+            if not 0 <= shift <= LARGEST_SHIFT or shifts[shift] < 1:
+                self.fail(f"{word[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
+        return shifts
 
 
 @click.command(cls=Speaking, context_settings=HELP)
@@ -355,7 +355,7 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
         Column("pairs", lambda item: len(_deviations(item[1]))),
-        Column("sd", lambda item: _spread(item[1]), "%"),
+        Column("sd", lambda item: statistics.pstdev(off) if len(off := _deviations(item[1])) > 1 else None, "%"),
         Column("false alarms", lambda item: _alarms(item[1], identical=True)),
         Column("slower found", lambda item: _alarms(item[1], identical=False)),
     )
@@ -375,11 +375,6 @@ def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
 def _deviations(tried: Sequence[Comparison]) -> list[float]:
     """Return deviations of the pairs' log-ratios from each comparison's own median, without slowdowns."""
     return [log_ratio - statistics.median(each.log_ratios) for each in tried for log_ratio in each.log_ratios]
-
-
-def _spread(tried: Sequence[Comparison]) -> float | None:
-    deviations = _deviations(tried)
-    return statistics.pstdev(deviations) if len(deviations) > 1 else None
 
 
 def _alarms(tried: Sequence[Comparison], identical: bool) -> str:
