@@ -168,17 +168,10 @@ def selfcheck(
         cases += [PairedCase.same(name, case) for case in find_probe(name).cases("standard", where)]
     rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
     rule = rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
-    settings = {
-        "device": str(where),
-        "rule": dataclasses.asdict(rule),
-        "budget_s": budget,
-        "seed": seed,
-        "cases": [case.new.to_json() for case in cases],
-        "state": (here := state(where)),
-    }
+    settings = _settings(where, cases, rule, budget, seed)
     plan = planned(shifts, cases, seed)
     checked = resumable(results, machine, settings) if resume else start(results, machine, settings)
-    commit = str(here.get("source", {}).get("commit", ""))
+    commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:
         checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit)
     except KeyboardInterrupt:
@@ -190,6 +183,19 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
+
+
+def _settings(
+    where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
+) -> dict[str, Any]:
+    return {
+        "device": str(where),
+        "rule": dataclasses.asdict(rule),
+        "budget_s": budget_s,
+        "seed": seed,
+        "cases": [case.new.to_json() for case in cases],
+        "state": state(where),
+    }
 
 
 def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:

@@ -119,10 +119,6 @@ class FoundConstants:
     ends: tuple[float, ...] = ()
     errors_percent: tuple[float, ...] = ()
 
-    def width(self, kind: int) -> float | None:
-        """The factor, of either side, within which nine of ten runs lie; None where nothing is known."""
-        return float(np.exp(self.ends[kind])) if self.ends else None
-
     def error_percent(self, kind: int) -> float | None:
         """The law's error in % on runs of that kind whose source the constants had not seen."""
         error = self.errors_percent[kind] if self.errors_percent else np.nan
