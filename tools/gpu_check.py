@@ -308,8 +308,8 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
     for (operator, implementation, problem, _), times in samples.items():
         whose = (operator, implementation, problem)
         best[whose] = min(best.get(whose, math.inf), statistics.median(times))
-    tile = _ratios(best, "matmul", "cuda_sm90", "cublas")
-    triton = _ratios(best, "matmul", "triton", "cublas")
+    tile, triton = (_ratios(best, "matmul", ours, "cublas") for ours in ("cuda_sm90", "triton"))
+    means = [statistics.geometric_mean(ratios.values()) if ratios else None for ratios in (tile, triton)]
     flash = _ratios(best, "attention", "triton", "sdpa_flash")
     square = [
         2 * 8192**3 / seconds / 1e12
@@ -317,9 +317,9 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
         if (operator, name) == ("matmul", "cuda_sm90") and problem[:3] == (8192, 8192, 8192)
     ]
     return [
-        Figure(f"our fastest tile / cuBLAS, geometric mean over {len(tile)} of 8 shapes", _mean(tile.values()), 0.95),
+        Figure(f"our fastest tile / cuBLAS, geometric mean over {len(tile)} of 8 shapes", means[0], 0.95),
         Figure("our fastest tile at 8192 x 8192 x 8192", max(square, default=None), 760, "TFLOP/s"),
-        Figure(f"Triton / cuBLAS, geometric mean over {len(triton)} of 8 shapes", _mean(triton.values()), 0.85),
+        Figure(f"Triton / cuBLAS, geometric mean over {len(triton)} of 8 shapes", means[1], 0.85),
         *(
             Figure(
                 f"Triton's attention / flash, forward, head_dim {size}, slowest case",
@@ -354,11 +354,6 @@ def _ratios(
         for (of, name, problem), seconds in best.items()
         if (of, name) == (operator, ours) and (operator, theirs, problem) in best
     }
-
-
-def _mean(ratios: Iterable[float]) -> float | None:
-    values = list(ratios)
-    return statistics.geometric_mean(values) if values else None
 
 
 @dataclass

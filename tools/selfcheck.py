@@ -70,18 +70,18 @@ class Shifts(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int]:
         if isinstance(value, dict):
             return value
-        return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
-
-    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int]:
-        percent, colon, count = text.partition(":")
-        try:
-            shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
-            requested = int(count) if colon else COMPARISONS_OF_EACH
-        except ValueError:
-            self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
-        if not 0 <= shift <= LARGEST_SHIFT or requested < 1:
-            self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
-        return shift, requested
+        shifts = {}
+        for word in map(str.strip, str(value).split(",")):
+            percent, colon, count = word.partition(":")
+            try:
+                shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
+                shifts[shift] = int(count) if colon else COMPARISONS_OF_EACH
+            except ValueError:
+                wrong = "is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons."
+                self.fail(f"{word[:40]!r} {wrong}", param, ctx)
+            if not 0 <= shift <= LARGEST_SHIFT or shifts[shift] < 1:
+                self.fail(f"{word[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
+        return shifts
 
 
 @click.command(cls=Speaking, context_settings=HELP)
@@ -166,13 +166,14 @@ def selfcheck(
     cases = [] if probes else selfcheck_cases(where)
     for name in expanded(probes) if probes else ():
         cases += [PairedCase.same(name, case) for case in find_probe(name).cases("standard", where)]
-    rule = _rule(margin, max_pairs)
+    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
+    rule = rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
     plan = planned(shifts, cases, seed)
     checked = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:
-        checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit, _say_each)
+        checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit)
     except KeyboardInterrupt:
         checked = open_selfcheck(checked.path)
         _report(checked)
@@ -182,11 +183,6 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
-
-
-def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
-    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
-    return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
 
 
 def _settings(
@@ -211,13 +207,6 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
         return compare_arms(old, new, [case], where, rule, seed, **how)[0]
 
     return compare
-
-
-def _say_each(position: int, count: int, comparison: Comparison) -> None:
-    injected = f"{100 * comparison.shift:.3g} % injected" if comparison.shift else "identical"
-    concluded = "" if comparison.ratio is None else f" {100 * (comparison.ratio - 1):+.1f} %"
-    pairs = f"{len(comparison.log_ratios)} pairs in {comparison.seconds:.1f} s"
-    click.echo(f"{position}/{count} {comparison.label} {injected}: {comparison.verdict}{concluded}, {pairs}", err=True)
 
 
 def _report(checked: Selfcheck) -> None:
@@ -285,9 +274,8 @@ def make_comparisons(
     compare: Compare,
     seed: int = 0,
     commit: str = "",
-    progress: Callable[[int, int, Comparison], None] | None = None,
 ) -> Selfcheck:
-    """Make those of the plan that the selfcheck does not hold yet; return all there are.
+    """Make those of the plan that the selfcheck does not hold yet, and say each; return all there are.
 
     What was made before an interruption is kept. Raises UserError where the disk refuses a line, or another process is
     writing this selfcheck.
@@ -297,12 +285,14 @@ def make_comparisons(
         for position, each in enumerate(plan, start=1):
             if (each.shift, each.number) in done:
                 continue
-            comparison = _made(
-                each, compare, random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32), commit
-            )
+            own_seed = random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32)
+            comparison = _made(each, compare, own_seed, commit)
             write(comparison.to_json())
-            if progress is not None:
-                progress(position, len(plan), comparison)
+            injected = f"{100 * comparison.shift:.3g} % injected" if comparison.shift else "identical"
+            concluded = "" if comparison.ratio is None else f" {100 * (comparison.ratio - 1):+.1f} %"
+            pairs = f"{len(comparison.log_ratios)} pairs in {comparison.seconds:.1f} s"
+            verdict = f"{comparison.label} {injected}: {comparison.verdict}{concluded}, {pairs}"
+            click.echo(f"{position}/{len(plan)} {verdict}", err=True)
     return open_selfcheck(selfcheck.path)
 
 
@@ -371,7 +361,7 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
         Column("pairs", lambda item: len(_deviations(item[1]))),
-        Column("sd", lambda item: _spread(item[1]), "%"),
+        Column("sd", lambda item: statistics.pstdev(off) if len(off := _deviations(item[1])) > 1 else None, "%"),
         Column("false alarms", lambda item: _alarms(item[1], identical=True)),
         Column("slower found", lambda item: _alarms(item[1], identical=False)),
     )
@@ -391,11 +381,6 @@ def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
 def _deviations(tried: Sequence[Comparison]) -> list[float]:
     """Return deviations of the pairs' log-ratios from each comparison's own median, without slowdowns."""
     return [log_ratio - statistics.median(each.log_ratios) for each in tried for log_ratio in each.log_ratios]
-
-
-def _spread(tried: Sequence[Comparison]) -> float | None:
-    deviations = _deviations(tried)
-    return statistics.pstdev(deviations) if len(deviations) > 1 else None
 
 
 def _alarms(tried: Sequence[Comparison], identical: bool) -> str:

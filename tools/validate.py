@@ -447,10 +447,7 @@ def _share(name: str, percent: str) -> Column:
 
 
 COLUMNS = (
-    *(
-        Column(name, field)
-        for name, field in (("law", "law"), ("GPU", "gpu"), ("dtype", "dtype"), ("library", "library"))
-    ),
+    *(Column("GPU" if name == "gpu" else name, name) for name in ("law", "gpu", "dtype", "library")),
     Column("rows", unit="count"),
     *map(_share, ("MAPE", "median", "bias", "in interval"), ("mape", "median", "bias", "coverage")),
     Column("beyond fit", "extrapolated", "count"),

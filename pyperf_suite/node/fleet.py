@@ -189,7 +189,13 @@ def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
         for (part, what), rate in node.rates.items():
             rates.setdefault((node.name, part), {})[what] = rate
     comparisons = compared(rates)
-    slow = [_slow(each, who) for each in comparisons for who in each.slow]
+    slow = []
+    for each in comparisons:
+        for who in each.slow:
+            far, cutoff = -each.deviation[who], -each.cutoff
+            why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
+            share = Quantity(each.share[who], "+%")
+            slow.append(Check(" ".join(who), each.what, share, verdict=CAUTION, why=why, source="the other nodes"))
     bad = [
         named(each, f"{node.name} {each.part}", each.what)
         for node in nodes
@@ -213,13 +219,6 @@ def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
         table("Checks over the fleet", columns, comparisons),
     )
     return found, bool(slow or bad)
-
-
-def _slow(comparison: RateComparison, who: RateKey) -> Check:
-    far, cutoff = -comparison.deviation[who], -comparison.cutoff
-    why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
-    found = Quantity(comparison.share[who], "+%")
-    return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")
 
 
 # Fleets drawn to learn how far chance takes the lowest of `count`, and values drawn at most.

@@ -30,28 +30,6 @@ FITS: Mapping[str, Fit] = {
 }
 
 
-def calibrate_tables(
-    folder: Path, laws: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str, calibration.CalibrationBlock, calibration.Calibration]]:
-    """Each block as it is fitted: the GPU, the block's name, itself, and the GPU's calibration with it.
-
-    `laws` names some of `FITS`, all where it is empty; blocks of others stay as they are shipped. Raises UserError for
-    a folder that is not there, or one without the tables.
-    """
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: name the one that the published tables lie in.")
-    fitted: dict[str, calibration.Calibration] = {}
-    for law, fit in FITS.items():
-        if laws and law not in laws:
-            continue
-        for gpu, blocks in sorted(fit(folder, fitted).items()):
-            for name, block in sorted(blocks.items()):
-                fitted[gpu] = (
-                    fitted.get(gpu) or calibration.shipped_calibration(gpu) or calibration.Calibration(gpu)
-                ).with_block(name, block)
-                yield gpu, name, block, fitted[gpu]
-
-
 def save(calibrations: Mapping[str, calibration.Calibration], folder: Path | None = None) -> list[Path]:
     """Write a file a GPU, by default where those shipped lie. Raises UserError for one that cannot be."""
     paths = []
@@ -108,8 +86,15 @@ def main(
             for line in judged_steps(tables) if judge_steps else judged_memory(tables):
                 click.echo(line)
             return
-        for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
-            click.echo(f"{gpu}  {name}: held-out error {described(block.held_out)}")
+        if not tables.is_dir():
+            raise UserError(f"There is no folder {tables}: name the one that the published tables lie in.")
+        # Blocks of other laws stay as they are shipped.
+        for law in [law for law in FITS if not laws or law in laws]:
+            for gpu, blocks in sorted(FITS[law](tables, fitted).items()):
+                fitted.setdefault(gpu, calibration.shipped_calibration(gpu) or calibration.Calibration(gpu))
+                for name, block in sorted(blocks.items()):
+                    fitted[gpu] = fitted[gpu].with_block(name, block)
+                    click.echo(f"{gpu}  {name}: held-out error {described(block.held_out)}")
         for path in save(fitted, output):
             click.echo(f"{path.stat().st_size / 1e3:6.1f} KB  {path}")
     except UserError as reason:

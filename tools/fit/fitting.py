@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.planner.laws.calibration import COVERED, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.gemm import MenuCoefficients
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -25,11 +24,6 @@ SEED = 0
 ROWS_A_KNOT = 150
 # Errors in log seconds beyond this count linearly.
 USUAL_ERROR = 0.1
-
-
-def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float, float]]:
-    """The least and the largest of each size, as a block states its range."""
-    return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
 def fit_band(log_residual: Floats, figure: Floats, knots: int) -> Band:
@@ -63,36 +57,6 @@ def in_words(missed: Floats) -> str:
     )
 
 
-def fit_constants(
-    start: MenuCoefficients, missed: Callable[[MenuCoefficients], Floats], hold: float, evaluations: int
-) -> MenuCoefficients:
-    """The constants with the least errors in log seconds, far rows counting less.
-
-    `hold` is how firmly they stay near where they start, in log seconds per factor of e: what the rows cannot separate
-    must not run away.
-    """
-    from scipy.optimize import least_squares
-
-    # Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1.
-    odds = start.wave_smoothing / (1 - start.wave_smoothing)
-    free = replace(start, wave_smoothing=odds, overlap=start.overlap - 1)
-    origin = np.log(np.concatenate([np.ravel(array) for array in free.as_arrays().values()]))
-
-    def residuals(vector: Floats) -> Floats:
-        return np.concatenate([missed(_from_vector(vector, start)), hold * (vector - origin)])
-
-    found = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
-    return _from_vector(found.x, start)
-
-
-def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:
-    arrays = like.as_arrays()
-    parts = np.split(np.exp(vector), np.cumsum([array.size for array in arrays.values()])[:-1])
-    shaped = [part.reshape(array.shape) for part, array in zip(parts, arrays.values(), strict=True)]
-    free = like.from_arrays(dict(zip(arrays, shaped, strict=True)))
-    return replace(free, wave_smoothing=free.wave_smoothing / (1 + free.wave_smoothing), overlap=free.overlap + 1)
-
-
 def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
     """Return the matrix that reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
@@ -103,8 +67,6 @@ def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> spa
         for node, weight in grid.corners(sizes)
     )
 
-
-Linear = Callable[[Floats], Floats]
 
 # Single measurements are up to twice too long where something else ran too: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
@@ -216,6 +178,8 @@ class SiteKriging:
         of their m's, which is solved by factors; with similar products it is solved by conjugate gradients that
         start from there.
         """
+        from scipy.sparse.linalg import LinearOperator, cg
+
         complete = _filled(residual)
         middle = np.median(complete, axis=0)
         by_site, by_m = likeness.of_sites(sites, sites), likeness.of_m(m)
@@ -225,17 +189,25 @@ class SiteKriging:
         reads = [(similar, *similar.read(sites, m)) for similar in likeness.similar]
         passes = [(similar.likeness(nodes, nodes), read) for similar, nodes, read in reads]
 
-        def known_from(weights: Floats) -> Floats:
+        def system(weights: Floats) -> Floats:
             reported = by_site @ weights @ by_m + noise * weights
             return sum((_passed(between, read, read, weights) for between, read in passes), start=reported)
 
         def by_factors(reported: Floats) -> Floats:
             return np.asarray(site_vectors @ (site_vectors.T @ reported @ m_vectors / both) @ m_vectors.T)
 
+        def operator(of: Callable[[Floats], Floats]) -> LinearOperator:
+            flat = (complete.size, complete.size)
+            return LinearOperator(flat, lambda course: of(course.reshape(complete.shape)).ravel(), dtype=complete.dtype)
+
         reported, weights = complete, np.zeros_like(complete)
         for _ in range(ROUNDS):
-            start = weights if weights.any() else by_factors(reported - middle)
-            weights = conjugate_gradients(known_from, by_factors, reported - middle, start, ENOUGH, STEPS)
+            wanted = reported - middle
+            start = weights if weights.any() else by_factors(wanted)
+            found, _ = cg(
+                operator(system), wanted.ravel(), start.ravel(), rtol=ENOUGH, maxiter=STEPS, M=operator(by_factors)
+            )
+            weights = found.reshape(wanted.shape)
             off = complete - reported + noise * weights
             usual = np.median(np.abs(off), axis=0) / MAD_OF_NORMAL
             reported = complete - off + np.clip(off, -usual, usual)
@@ -249,21 +221,6 @@ def _passed(
     first, second = between
     heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
-
-
-def conjugate_gradients(
-    system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
-) -> Floats:
-    """Solve `system` for the wanted vector, within that part of it, or for `steps` steps."""
-    from scipy.sparse.linalg import LinearOperator, cg
-
-    def operator(of: Linear) -> LinearOperator:
-        flat = (wanted.size, wanted.size)
-        return LinearOperator(flat, lambda course: of(course.reshape(wanted.shape)).ravel(), dtype=wanted.dtype)
-
-    near = operator(preconditioned)
-    found, _ = cg(operator(system), wanted.ravel(), start.ravel(), rtol=enough, maxiter=steps, M=near)
-    return np.asarray(found.reshape(wanted.shape))
 
 
 def _filled(residual: Floats) -> Floats:

@@ -225,14 +225,34 @@ def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, 
 
 
 def fit_coefficients(tables: Sequence[GemmTable]) -> MenuCoefficients:
-    """The menu's coefficients with the least error in log seconds over all tables, each with as many rows."""
+    """The menu's coefficients with the least error in log seconds over all tables, each with as many rows.
+
+    Far rows count less. Constants stay near where they start by HOLD, in log seconds per factor of e: what the rows
+    cannot separate must not run away.
+    """
+    from scipy.optimize import least_squares
+
     rows = ROWS if len(tables) == 1 else ROWS_POOLED
     drawn = [table.rows(np.random.default_rng(fitting.SEED).permutation(table.m.size)[:rows]) for table in tables]
 
-    def missed(law: MenuCoefficients) -> Floats:
-        return np.concatenate([np.log(predict(table, law) / table.seconds) for table in drawn])
+    # Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1.
+    odds = START.wave_smoothing / (1 - START.wave_smoothing)
+    free = replace(START, wave_smoothing=odds, overlap=START.overlap - 1).as_arrays()
+    origin = np.log(np.concatenate([np.ravel(array) for array in free.values()]))
 
-    return fitting.fit_constants(START, missed, HOLD, EVALUATIONS)
+    def law_of(vector: Floats) -> MenuCoefficients:
+        parts = np.split(np.exp(vector), np.cumsum([array.size for array in free.values()])[:-1])
+        shaped = {name: part.reshape(array.shape) for part, (name, array) in zip(parts, free.items(), strict=True)}
+        law = MenuCoefficients.from_arrays(shaped)
+        return replace(law, wave_smoothing=law.wave_smoothing / (1 + law.wave_smoothing), overlap=law.overlap + 1)
+
+    def residuals(vector: Floats) -> Floats:
+        law = law_of(vector)
+        missed = [np.log(predict(table, law) / table.seconds) for table in drawn]
+        return np.concatenate([*missed, HOLD * (vector - origin)])
+
+    found = least_squares(residuals, origin, loss="soft_l1", f_scale=fitting.USUAL_ERROR, max_nfev=EVALUATIONS)
+    return law_of(found.x)
 
 
 def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | None = None) -> Floats:
@@ -242,7 +262,8 @@ def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | No
 
 
 def _range(tables: Sequence[GemmTable]) -> dict[str, tuple[float, float]]:
-    return fitting.limits_of({name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"})
+    sizes = {name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"}
+    return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
 # Constants of the smoothing are the same for all GPUs. Those of `LIBRARY_LIKENESS` were chosen for the least error on

@@ -90,10 +90,6 @@ class PricedRun:
         return str(self.run.plan.framework)
 
     @property
-    def generation(self) -> str:
-        return generation_of(self.run.gpu)
-
-    @property
     def kind(self) -> str:
         return KINDS[kind_of(self.run.model, self.run.plan.dtype)]
 
@@ -208,15 +204,8 @@ def _fit(
     )
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Priced runs that differ in numbers alone, as one grid: `places` are theirs among all runs."""
-
-    places: NDArray[np.intp]
-    priced: PricedStep
-    on_gpu: StepConstants
-
-
+# Priced runs that differ in numbers alone, as one grid: their places among all runs, the grid, factors of their GPUs.
+Stack = tuple[NDArray[np.intp], PricedStep, StepConstants]
 # Constants that `on_gpu` changes.
 BY_GPU = ("attention", "experts")
 # Fields of a plan that are no arrays, and fields that are.
@@ -246,17 +235,16 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         ratios = replace(
             StepConstants(1.0), **{name: np.array([getattr(c, name) for c in own]) for name in (*BY_GPU, "nvfp4")}
         )
-        stacks.append(Stack(np.array(places), PricedStep(model, plan, prices), ratios))
+        stacks.append((np.array(places), PricedStep(model, plan, prices), ratios))
     return stacks
 
 
 def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> NDArray[np.float64]:
     """Seconds of all runs under constants."""
     seconds = np.empty(count)
-    for stack in stacks:
-        given = {name: getattr(constants, name) * getattr(stack.on_gpu, name) for name in BY_GPU}
-        own = replace(constants, **given, nvfp4=stack.on_gpu.nvfp4)
-        seconds[stack.places] = sum(step_parts(stack.priced, own).values())
+    for places, priced, here in stacks:
+        given = {name: getattr(constants, name) * getattr(here, name) for name in BY_GPU}
+        seconds[places] = sum(step_parts(priced, replace(constants, **given, nvfp4=here.nvfp4)).values())
     return seconds
 
 
@@ -265,7 +253,7 @@ EVERY_FRAMEWORK = "all"
 LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
     "source": lambda run: run.source,
     "engine": lambda run: run.framework,
-    "generation": lambda run: run.generation,
+    "generation": lambda run: generation_of(run.run.gpu),
 }
 
 

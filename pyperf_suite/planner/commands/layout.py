@@ -182,11 +182,8 @@ def layout(
 
     def cluster(count: int) -> Cluster:
         room = spec.memory_bytes if memory is None else memory * 2**30
-        # One NVLink domain: of a rack all or as many as runs take.
-        usual = USUAL_NODE
-        if spec.name.startswith("GB"):
-            usual = RACK if count % RACK == 0 else RACK_USED
-        per_node = max(1, min(named_node or usual, count))
+        racked = RACK if count % RACK == 0 else RACK_USED  # of one NVLink domain all, or as many as runs take
+        per_node = max(1, min(named_node or (racked if spec.name.startswith("GB") else USUAL_NODE), count))
         return Cluster(spec, count, per_node, room, None if network is None else network_of(network), host)
 
     if exactly or compare:

@@ -149,7 +149,12 @@ def load_calibration(path: Path) -> Calibration:
             header = json.loads(archive.read(HEADER))
             version = header["version"]
             if version == VERSION:
-                blocks = {name: _read(archive, name, block) for name, block in header["blocks"].items()}
+                blocks = {}
+                for name, block in header["blocks"].items():
+                    files = {array: io.BytesIO(archive.read(f"{name}/{array}.npy")) for array in block["arrays"]}
+                    arrays = {array: np.load(file, allow_pickle=False) for array, file in files.items()}
+                    limits = {size: (float(low), float(high)) for size, (low, high) in block["fitted_range"].items()}
+                    blocks[name] = CalibrationBlock(arrays, dict(block["held_out"]), limits, str(block["origin"]))
                 return Calibration(str(header["gpu"]), blocks)
     except FileNotFoundError:
         raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
@@ -168,14 +173,6 @@ def load_calibration(path: Path) -> Calibration:
 def _shipped(path: Path, _changed_ns: int) -> Calibration:
     """Read once in each state of the file: laws ask at every call."""
     return load_calibration(path)
-
-
-def _read(archive: zipfile.ZipFile, name: str, block: Mapping[str, Any]) -> CalibrationBlock:
-    arrays = {
-        array: np.load(io.BytesIO(archive.read(f"{name}/{array}.npy")), allow_pickle=False) for array in block["arrays"]
-    }
-    limits = {size: (float(low), float(high)) for size, (low, high) in block["fitted_range"].items()}
-    return CalibrationBlock(arrays, dict(block["held_out"]), limits, str(block["origin"]))
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -292,7 +289,12 @@ class ResidualGrid:
 
     def corners(self, sizes: Sequence[NDArray[np.float64]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """The flat places of the nodes around each size with their weights, one corner of the cells at a time."""
-        places = [self._place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
+        places = []
+        for axis, size in zip(self.axes, sizes, strict=True):
+            logs, requested = np.log2(axis), np.log2(size)
+            below = np.clip(np.searchsorted(logs, requested, side="right") - 1, 0, len(axis) - 2)
+            share = np.clip((requested - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)
+            places.append((below, share))
         strides = [int(np.prod(self.values.shape[axis + 1 :])) for axis in range(self.values.ndim)]
         origin = np.asarray(sum(below * stride for (below, _), stride in zip(places, strides, strict=True)))
         for corner in product((0, 1), repeat=len(self.axes)):
@@ -300,12 +302,6 @@ class ResidualGrid:
             for (_, share), side in zip(places, corner, strict=True):
                 weight = weight * (share if side else 1.0 - share)
             yield origin + sum(side * stride for side, stride in zip(corner, strides, strict=True)), weight
-
-    @staticmethod
-    def _place(axis: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        logs, requested = np.log2(axis), np.log2(size)
-        below = np.clip(np.searchsorted(logs, requested, side="right") - 1, 0, len(axis) - 2)
-        return below, np.clip((requested - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)
 
 
 # Share of measured times in the interval that goes with every time.

@@ -8,7 +8,6 @@ source, after the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,28 +131,6 @@ def between_nodes_s(
 
 MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1e7, 1e14
 HALVINGS = 50
-
-
-def through_points(
-    seconds_at: Callable[[Floats, float], Floats], points: tuple[Point, ...], factor: float, size: Floats
-) -> Floats:
-    """Seconds of messages of `size` by a law that passes through measured points.
-
-    The largest point sets the rate of the network, as far as one explains it; what the law is off at the points is
-    drawn straight over the logarithm of the size, and stays as it is beyond them. `seconds_at` is the law by sizes and
-    rate, `factor` that of the bus.
-    """
-    sizes = np.array([point.nbytes for point in points])
-    measured = factor * sizes / np.array([point.bus_bytes_per_s for point in points])
-    low, high = np.log(MIN_BYTES_PER_S), np.log(MAX_BYTES_PER_S)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        too_slow = seconds_at(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]
-        low, high = (middle, high) if too_slow else (low, middle)
-    rate = float(np.exp(high))
-    log_residual = np.log(measured / seconds_at(sizes, rate))
-    off = np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), log_residual)
-    return np.asarray(seconds_at(size, rate) * np.exp(off))
 
 
 NCCL = "nccl"
@@ -370,11 +347,17 @@ def _with_network(
     in_node: Floats,
     network: Network,
 ) -> Floats:
-    """Seconds, with the part beyond a node; measured points are of the operation among the same ranks."""
+    """Seconds, with the part beyond a node; measured points are of the operation among the same ranks.
+
+    The largest point sets the rate of the network, as far as one explains it; what the law is off at the points is
+    drawn straight over the logarithm of the size, and stays as it is beyond them.
+    """
     if isinstance(network, (int, float)):
         return between_nodes_s(operation, size, ranks, per_node, in_node, network)
-    seconds = in_node.copy()
+    seconds, sizes = in_node.copy(), np.array([point.nbytes for point in network])
     for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
+        if n <= inside:
+            continue
         here, factor = (ranks == n) & (per_node == inside), float(bus_factor(operation, n))
 
         def at_rate(size: Floats, rate: float, n: float = n, inside: float = inside, factor: float = factor) -> Floats:
@@ -382,8 +365,16 @@ def _with_network(
             within = _in_node(spec, law, operation, size * factor, all_of[1])
             return between_nodes_s(operation, size, *all_of, within, rate)
 
-        if n > inside:
-            seconds[here] = through_points(at_rate, network, factor, size[here])
+        measured = factor * sizes / np.array([point.bus_bytes_per_s for point in network])
+        low, high = np.log(MIN_BYTES_PER_S), np.log(MAX_BYTES_PER_S)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            too_slow = at_rate(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]
+            low, high = (middle, high) if too_slow else (low, middle)
+        rate = float(np.exp(high))
+        log_residual = np.log(measured / at_rate(sizes, rate))
+        off = np.interp(np.log(np.maximum(size[here], 1.0)), np.log(sizes), log_residual)
+        seconds[here] = at_rate(size[here], rate) * np.exp(off)
     return seconds
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,24 +80,15 @@ class Explained:
         return usual, usual
 
 
-class Causes(Mapping[str, Any]):
+class Causes(UserDict[str, Any]):
     """Causes that are computed when the first of them is read: a search over a million sizes reads seconds alone."""
 
-    def __init__(self, compute: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, compute: Callable[[], dict[str, Any]]) -> None:
         self._compute = compute
 
     @functools.cached_property
-    def _parts(self) -> Mapping[str, Any]:
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
         return self._compute()
-
-    def __getitem__(self, cause: str) -> Any:
-        return self._parts[cause]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
 
 # Larger sizes are nobody's: beyond them FLOP would no longer be counted exactly.

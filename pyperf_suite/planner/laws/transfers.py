@@ -186,22 +186,17 @@ def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float
     no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst. A card
     with less power than its kind is held down further.
     """
-    known, share = _figure(gpu), np.asarray(utilization, dtype=np.float64)
     fastest, slowdown = USUAL_UTILIZATION, held_by_power(gpu)
-    if known is not None:
-        measured, (burst, sustained) = known
-        fastest, slowdown = burst * 1e12 / measured.peak("bf16"), slowdown * burst / sustained
-    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, slowdown])
-
-
-def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
-    """The GPU's own figures, else those of the first of its architecture that has about as much power or more."""
-    measured = [find_gpu(name) for name in MAMF_TFLOP_PER_S]
+    # The GPU's own figures, else those of the first of its architecture that has about as much power or more.
     similar = [
         other
-        for other in measured
+        for other in map(find_gpu, MAMF_TFLOP_PER_S)
         if other.architecture == gpu.architecture
         and gpu.power_w / other.power_w <= LIKE_POWER * max(1.0, gpu.peak("bf16") / other.peak("bf16"))
     ]
-    chosen = next((other for other in similar if other.name == gpu.name), similar[0] if similar else None)
-    return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])
+    if similar:
+        measured = next((other for other in similar if other.name == gpu.name), similar[0])
+        burst, sustained = MAMF_TFLOP_PER_S[measured.name]
+        fastest, slowdown = burst * 1e12 / measured.peak("bf16"), slowdown * burst / sustained
+    share = np.asarray(utilization, dtype=np.float64)
+    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, slowdown])

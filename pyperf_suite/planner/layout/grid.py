@@ -190,14 +190,6 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
         yield similar, as_published(plan, cluster.gpu)
 
 
-def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:
-    """One layout of a grid, in plain numbers."""
-    ((_, plan),) = plans(training, cluster, grid.taken([place]))
-    arrays = [name for name in WRITTEN if name not in NAMED] + ["shard_over", "gradient_bytes"]
-    counts: dict[str, Any] = {name: int(getattr(plan, name)[0]) for name in arrays}
-    return replace(plan, **counts)
-
-
 def written(layout: ParallelPlan) -> str:
     """A layout as people write it: "DP 8, TP 4, PP 2, ZeRO 1, micro-batch 2, recompute nothing"."""
     always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")

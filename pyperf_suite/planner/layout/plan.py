@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ from pyperf_suite.planner.layout.grid import (
     frameworks_of,
     held_to,
     layouts,
-    plan_at,
     plans,
     runs,
     written,
@@ -160,7 +159,11 @@ class Planned:
     def at(self, place: int) -> PredictedLayout:
         """One layout, as plain numbers."""
         training, cluster = self.training, self.cluster
-        plan = plan_at(training, cluster, self.grid, place)
+        # In plain numbers.
+        ((_, plan),) = plans(training, cluster, self.grid.taken([place]))
+        arrays = [name for name in WRITTEN if name not in NAMED] + ["shard_over", "gradient_bytes"]
+        counts: dict[str, Any] = {name: int(getattr(plan, name)[0]) for name in arrays}
+        plan = replace(plan, **counts)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
         passes, dtype = 4 / 3 if plan.recompute == "layers" else 1, training.dtype_on(cluster.gpu)

@@ -84,9 +84,6 @@ class Candidates:
     setting: Setting
     sizes: Mapping[str, NDArray[np.int64]]
 
-    def __len__(self) -> int:
-        return len(self.sizes["hidden"])
-
     def grid(self, rows: Any = ...) -> tuple[ModelGrid, ParallelPlan]:
         """Models and plans of these rows, by default of all."""
         sizes = {name: column[rows] for name, column in self.sizes.items()}
@@ -337,7 +334,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
         bounds,
         dict(zip(alone, others, strict=False)),
         tuple(sorted(others[len(alone) :], key=lambda candidate: candidate.time_ratio)),
-        len(candidates),
+        len(candidates.sizes["hidden"]),
         len(within),
         int(faster.sum()),
     )

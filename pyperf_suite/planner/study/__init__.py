@@ -34,6 +34,7 @@ CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SE
 
 KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
 LONGEST_REASON, LONGEST_NOTE = 160, 90
+COMPARABLE = ("dimensions", "seq", "global_batch", "dtype")
 
 Change = Callable[[ParallelStepParameters], ParallelStepParameters | None]
 
@@ -95,7 +96,9 @@ def analyse(rows: Rows) -> Findings:
     if kept := [each.case for each in steps if each.is_kept]:
         # Pairs decide better than means over experiments of other times.
         results.sort(key=lambda each: each.case != kept[-1])
-    found = list(grouped(results, _model).values())
+    # Configurations of one model, sequence and global batch are compared with each other.
+    models = grouped(results, lambda each: tuple(getattr(each.parameters, name) for name in COMPARABLE))
+    found = list(models.values())
     names = ["study"] if len(found) == 1 else [f"study_{number}" for number in range(1, len(found) + 1)]
     return findings(_searched(steps), map(_of_model, found, names))
 
@@ -128,12 +131,6 @@ def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
     where = {"configuration": p.name, "batch": p.batch} if p else {}
     yield remark(sentence, runs=runs, tried=tried, of=steps[0].of, **where)
     yield table("The path of the search", PATH, steps)
-
-
-def _model(result: StudyResult) -> tuple[Any, ...]:
-    """Key of configurations that are compared with each other."""
-    p = result.parameters
-    return p.dimensions, p.seq, p.global_batch, p.dtype
 
 
 def _of_model(results: Sequence[StudyResult], name: str) -> Iterator[Any]:

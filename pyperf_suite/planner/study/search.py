@@ -137,7 +137,11 @@ class StudySearch:
             for each in similar.values()
         ]
         far = {lost for lost, apart in self._lost.items() if apart > math.log1p(MAX_LOSS_SHARE)}
-        cases = [each for each in cases if each.case_id not in self._settled and _value(axis, each) not in far]
+        cases = [
+            each
+            for each in cases
+            if each.case_id not in self._settled and (axis, str(getattr(each.parameters, axis))) not in far
+        ]
         if axis == "batch":
             # The largest that fits uses the memory that is there; whether it is faster is measured.
             return sorted(cases, key=lambda each: -each.parameters.batch)
@@ -162,7 +166,7 @@ class StudySearch:
         loser = best if verdict == FASTER else candidate
         self._settled.add(loser.case_id)
         loss = rule_of(self.pairs).decide(log_ratios, final=True).ratio.value
-        self._lost[_value(axis, loser)] = abs(math.log(loss))
+        self._lost[axis, str(getattr(loser.parameters, axis))] = abs(math.log(loss))
         return verdict == FASTER
 
     def _visit(self, case: Case, axis: str, role: str, **more: Any) -> float:
@@ -230,7 +234,3 @@ def _sparing(case: Case) -> tuple[int, ...]:
     """Rank by what a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
     p = case.parameters
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
-
-
-def _value(axis: str, case: Case) -> tuple[str, str]:
-    return axis, str(getattr(case.parameters, axis))

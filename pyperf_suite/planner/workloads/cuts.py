@@ -322,7 +322,7 @@ class Sharded(DataCut):
         super().__init__(parts, parameters, mesh)
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-        self._keeps = not parameters.shards_again
+        self._keeps = parameters.zero_stage <= SHARDED_FROM_STAGE
         options: dict[str, Any] = {"mesh": mesh["dp"], "reshard_after_forward": not self._keeps}
         if parameters.dtype != "float32":
             dtype = getattr(torch, parameters.dtype)
@@ -366,7 +366,7 @@ class ByDeepSpeed(DataCut):
         zero: dict[str, Any] = {"stage": p.zero_stage, "memory_efficient_linear": False}
         if p.offload != "none":
             zero["offload_optimizer"] = {"device": p.offload}
-            zero |= {"offload_param": {"device": p.offload}} if p.shards_again else {}
+            zero |= {"offload_param": {"device": p.offload}} if p.zero_stage > SHARDED_FROM_STAGE else {}
         config = {
             "train_micro_batch_size_per_gpu": p.batch,
             "gradient_accumulation_steps": p.micro_batches,

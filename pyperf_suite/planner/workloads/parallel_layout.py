@@ -52,10 +52,6 @@ class ParallelStepParameters(TransformerShape):
         return self.zero_stage >= SHARDED_FROM_STAGE
 
     @property
-    def shards_again(self) -> bool:
-        return self.zero_stage > SHARDED_FROM_STAGE
-
-    @property
     def global_batch(self) -> int:
         return self.batch * self.micro_batches * self.data
 

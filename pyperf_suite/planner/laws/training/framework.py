@@ -15,7 +15,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, spec_of
+from pyperf_suite.planner.laws.calibration import POOLED, Calibration, shipped_calibration, spec_of
 
 Framework = Literal["megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp"]
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp")
@@ -119,10 +119,6 @@ class FoundConstants:
     ends: tuple[float, ...] = ()
     errors_percent: tuple[float, ...] = ()
 
-    def width(self, kind: int) -> float | None:
-        """The factor, of either side, within which nine of ten runs lie; None where nothing is known."""
-        return float(np.exp(self.ends[kind])) if self.ends else None
-
     def error_percent(self, kind: int) -> float | None:
         """The law's error in % on runs of that kind whose source the constants had not seen."""
         error = self.errors_percent[kind] if self.errors_percent else np.nan
@@ -156,33 +152,18 @@ def generation_of(spec: GpuSpec) -> str:
 def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron") -> FoundConstants:
     """Return the constants of one's own calibration, or those fitted to published runs of the framework.
 
-    Raises UserError for an unknown GPU or framework.
+    They are in the block "step.FRAMEWORK" of one's own runs, or "step" of published ones. It may have `seen`, the
+    frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and `errors_percent` by FRAMEWORKS and KINDS,
+    and the ends as `unseen_ends` for others. Raises UserError for an unknown GPU or framework.
     """
     check_framework(framework)
-    own = gpu.blocks.get(f"{BLOCK}.{framework}") if isinstance(gpu, Calibration) else None
-    if own is not None:
-        return _of_block(own, spec_of(gpu), framework)
-    pooled = shipped_calibration(POOLED)
-    if pooled is None:
-        raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
-    return _of_block(pooled.block(BLOCK), spec_of(gpu), framework)
-
-
-def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConstants:
-    """The constants for one GPU: nvfp4 is priced as fp8, attention and experts as the law's kernels, which differ."""
-    peaks, kernel = spec.peak_flop_per_s, ATTENTION[framework][GENERATIONS.index(generation_of(spec))]
-    ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
-    grouped = GROUPED_MM if framework in CALLS_GROUPED_MM and generation_of(spec) == GENERATIONS[-1] else 1.0
-    attention, experts = constants.attention * kernel, constants.experts * grouped
-    return replace(constants, nvfp4=constants.nvfp4 * ratio, attention=attention, experts=experts)
-
-
-def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
-    """The constants in the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs, for a GPU.
-
-    It may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and `errors_percent`
-    by FRAMEWORKS and KINDS, and the ends as `unseen_ends` for others.
-    """
+    spec = spec_of(gpu)
+    block = gpu.blocks.get(f"{BLOCK}.{framework}") if isinstance(gpu, Calibration) else None
+    if block is None:
+        pooled = shipped_calibration(POOLED)
+        if pooled is None:
+            raise UserError(f"No iterations are calibrated for {spec}: give the constants of a step.")
+        block = pooled.block(BLOCK)
     arrays = block.arrays
     if any(name not in arrays or np.ndim(arrays[name]) for name in NAMES) or ("low" in arrays and "ends" not in arrays):
         raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
@@ -194,3 +175,12 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
         for name in ("unseen_ends" if another else "ends", "errors_percent")
     )
     return FoundConstants(constants, another, block.origin, ends, errors)
+
+
+def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConstants:
+    """The constants for one GPU: nvfp4 is priced as fp8, attention and experts as the law's kernels, which differ."""
+    peaks, kernel = spec.peak_flop_per_s, ATTENTION[framework][GENERATIONS.index(generation_of(spec))]
+    ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
+    grouped = GROUPED_MM if framework in CALLS_GROUPED_MM and generation_of(spec) == GENERATIONS[-1] else 1.0
+    attention, experts = constants.attention * kernel, constants.experts * grouped
+    return replace(constants, nvfp4=constants.nvfp4 * ratio, attention=attention, experts=experts)

@@ -276,9 +276,9 @@ def step_time(
         waited = waited_for_host(plan, host, updated, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s)
         adam = adam_on_host_s(host, updated) + _gradient_passes_s(priced, constants)
         parts, on_host = parts | {"optimizer": adam, "offload": waited}, adam + waited
-    seconds, width = sum(parts.values()), fitted.width(kind_of(model, plan.dtype))
-    around = {}
-    if width is not None:
+    seconds, around = sum(parts.values()), {}
+    if fitted.ends:
+        width = float(np.exp(fitted.ends[kind_of(model, plan.dtype)]))
         ends = {"low": (1 / width, min(1 / width, 1 / UNSURE)), "high": (width, max(width, UNSURE))}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
     error = None if fitted.is_transferred else fitted.error_percent(kind_of(model, plan.dtype))
