@@ -158,6 +158,12 @@ def test_many_small_tensors_are_what_the_claim_is_about() -> None:
     assert {each.message.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
 
 
+def test_every_optimizer_is_asked_for_in_the_ways_that_it_has() -> None:
+    ways = {(case.parameters.optimizer, case.implementation) for case in swept(optimizer.PROBE)}
+    assert not ways & {("Adafactor", "fused"), ("SGD", "torchao_8bit")}
+    assert {("AdamW", "bitsandbytes_8bit"), ("SGD", "fused"), ("Adafactor", "foreach")} <= ways
+
+
 def test_states_stand_beside_the_claim() -> None:
     found = verdicts(of_optimizers(), optimizer.ADAMW_STATE)
     assert {(each.measured.value, each.measured.base, each.outcome) for each in found} == {(8.0, "B", "holds")}
@@ -410,6 +416,13 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk: float, ou
     (verdict,) = transfer.PROBE.findings(copies).verdicts
     assert (verdict.claim, verdict.outcome) == (transfer.TRADES_BANDWIDTH, outcome)
     assert verdict.measured.value == pytest.approx(10.0 / disk)
+
+
+def test_what_offloading_would_take_is_marked_as_a_prediction() -> None:
+    findings = transfer.PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
+    times = {each.values["way"]: each.values["time"] for each in remarks(findings, kind="predicted")}
+    assert all(time.predicted for time in times.values())
+    assert [times[name].value for name in ("memcpy", "O_DIRECT")] == pytest.approx([1.0, 6.06], rel=0.02)
 
 
 def test_pinned_memory_is_judged_in_each_direction_at_the_largest_size_of_both() -> None:
