@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
-from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.training.memory import activation_bytes, kept_bytes
 from pyperf_suite.probes import backward, block, input_pipeline, memory, optimizer, overlap, precision, transfer
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training import requested_flop
+from pyperf_suite.workloads.training import Checkpointing, requested_flop
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import LAYERS
 from pyperf_suite.workloads.training.optimizer import TensorSet
@@ -102,6 +103,14 @@ def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, tim
     assert (verdict.measured.value, verdict.outcome) == (times, outcome)
 
 
+def test_attention_and_norms_are_told_without_a_claim() -> None:
+    message = {str(each.values["name"]).split()[0]: each.values for each in remarks(of_layers(), "name")}
+    assert (message["attention"]["flop"].value, message["layer_norm"]["bytes"].value) == pytest.approx(
+        (2.5, 1.5), rel=0.01
+    )
+    assert message["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
+
+
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops() -> None:
     def at_one_gflop(case: Case) -> float:
         """Compiled steps at two; what computes nothing in a millisecond."""
@@ -113,6 +122,9 @@ def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops() -> None
     findings = block.PROBE.findings(records(cases, at_one_gflop, wobble=0.001, details={"parameters": 789_760}))
     assert [each.claim for each in findings.verdicts] == [block.FORMULA] * 3
     assert [each.values["faster"].value for each in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])
+    rows = [row for row in lines(findings, "Steps") if "checkpointing" in row["step"] and "compiled" not in row["step"]]
+    assert [row["MFU"].value for row in rows] == pytest.approx([1.0], abs=1e-3)
+    assert 1.10 < rows[0]["HFU"].value < 1.34
 
 
 def of_optimizers() -> Findings:
@@ -144,6 +156,12 @@ def test_many_small_tensors_are_what_the_claim_is_about() -> None:
     fused = tried["fused", "AdamW"]
     assert (fused.outcome, fused.measured.value) == ("holds", pytest.approx(5, rel=0.02))
     assert {each.message.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
+
+
+def test_every_optimizer_is_asked_for_in_the_ways_that_it_has() -> None:
+    ways = {(case.parameters.optimizer, case.implementation) for case in swept(optimizer.PROBE)}
+    assert not ways & {("Adafactor", "fused"), ("SGD", "torchao_8bit")}
+    assert {("AdamW", "bitsandbytes_8bit"), ("SGD", "fused"), ("Adafactor", "foreach")} <= ways
 
 
 def test_states_stand_beside_the_claim() -> None:
@@ -306,6 +324,27 @@ def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bi
     assert row["of the 16-bit formula"].value == pytest.approx(2)
 
 
+def test_the_laws_error_is_that_of_the_worst_configuration() -> None:
+    law = kept_bytes(SMALL.dimensions, 2, 16, SMALL.keeping("cpu")).total
+    right, half = (of_memory(replace(SMALL, batch=batch), activations=law) for batch in (2, 4))
+    values = memory.PROBE.findings([right, half]).remarks[0].values
+    assert (values["error"].value, values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
+    assert values["configuration"] == "gpt, sdpa, float32, 4 x 16"
+
+
+def test_checkpointing_keeps_a_share_of_the_activations_and_one_model_of_each_kind_is_judged() -> None:
+    shares = {"none": 5000, "every:1": 1000, "selective": 4000}
+    policies = [
+        of_memory(replace(SMALL, checkpointing=Checkpointing.parse(each)), activations=kept)
+        for each, kept in shares.items()
+    ]
+    (row,) = cells(memory.PROBE.findings(policies).tables[1])
+    assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
+    models = memory.PROBE.findings([of_memory(replace(MIXED, gated=gated)) for gated in (True, False)])
+    names = [each.message.values["configuration"] for each in verdicts(models, memory.EIGHTEEN)]
+    assert names == [f"{name}, sdpa, autocast_bfloat16, 2 x 16" for name in ("gpt", "llama")]
+
+
 def over_loaders(load_s: float, loaders: tuple[int, ...], cores: int = 4) -> Findings:
     """Findings on a machine that keeps to the law of loaders."""
     visits: list[Record] = []
@@ -345,6 +384,15 @@ def test_too_few_cores_bind_whatever_the_loaders() -> None:
     assert more.measured.value == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("cores", "counts"), [(1, {0, 1}), (6, {0, 1, 2, 4, 6}), (192, {0, 1, 2, 4, 8, 16})])
+def test_machines_of_any_size_have_cases_that_can_be(
+    cores: int, counts: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(cpu.detect(), usable_cores=cores)
+    monkeypatch.setattr(cpu, "detect", lambda: machine)
+    assert {case.parameters.loaders for case in input_pipeline.PROBE.cases("standard", CPU)} == counts
+
+
 SIZES = [1 << power for power in range(10, 27, 2)]
 
 
@@ -368,6 +416,13 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk: float, ou
     (verdict,) = transfer.PROBE.findings(copies).verdicts
     assert (verdict.claim, verdict.outcome) == (transfer.TRADES_BANDWIDTH, outcome)
     assert verdict.measured.value == pytest.approx(10.0 / disk)
+
+
+def test_what_offloading_would_take_is_marked_as_a_prediction() -> None:
+    findings = transfer.PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
+    times = {each.values["way"]: each.values["time"] for each in remarks(findings, kind="predicted")}
+    assert all(time.predicted for time in times.values())
+    assert [times[name].value for name in ("memcpy", "O_DIRECT")] == pytest.approx([1.0, 6.06], rel=0.02)
 
 
 def test_pinned_memory_is_judged_in_each_direction_at_the_largest_size_of_both() -> None:
