@@ -279,7 +279,7 @@ def test_where_nothing_surely_fits_layouts_that_offload_are_ranked_too(monkeypat
     assert heads[:2] == ["Fastest that fits surely is ", "Faster, if it fits, is "]
     without = planned(replace(training, offloads=("none",)), node)
     assert (without.surest, without.best.verdict) == (None, "may not fit")
-    # Where layouts that offload would be too many, the answer is that without.
+    # Too many layouts that offload leave the answer without.
     monkeypatch.setattr(grid, "MOST_LAYOUTS", len(without.grid))
     assert planned(replace(training, framework="megatron"), node).best.plan == without.best.plan
 
