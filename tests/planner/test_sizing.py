@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from pyperf_suite.planner.sizing.report import checks, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
 from pyperf_suite.probes.attention_heads import AttentionHeadsAxes, sweep
+from pyperf_suite.render.text import sentence
 from tests.commands import invoke
 from tests.records import printed_values
 
@@ -242,21 +242,28 @@ def test_in_fp8_rows_of_whole_16_bytes_are_proposed_first_for_libraries_take_no_
     assert explain_product(find_gpu(gpu), tuple(padded.values()), "fp8", layout).seconds == explained.seconds
 
 
-def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_that_the_answer_names(tmp_path):
-    """Heads of gpt-oss-20b, which do not fill its hidden size."""
-    config = {"model_type": "gpt_oss", "num_hidden_layers": 4, "hidden_size": 2880, "num_attention_heads": 64,
-              "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 8,
-              "num_experts_per_tok": 4, "vocab_size": 32064, "max_position_embeddings": 4096}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    answer = " ".join(invoke("size", "--config", tmp_path, "--gpu", "H100", "--vary", "heads").output.split())
-    command = re.search(r"head_dim 64 -> 128 is worth .* Measure with pyperf-suite (run .* -a batch=1)", answer)
-    words = command[1].split()
+@pytest.mark.parametrize(
+    ("sizes", "splits", "groups"),
+    [
+        # gpt-oss-20b, whose heads do not fill its hidden size.
+        ((2880, 64, 8, 64), {(64, 64), (32, 128)}, {(64, 8), (32, 8)}),
+        ((3072, 32, 8, 96), {(32, 96), (24, 128)}, {(32, 8), (24, 6)}),
+        ((2560, 32, 4, 80), {(32, 80), (20, 128)}, {(32, 8), (20, 5)}),
+    ],
+)
+def test_the_command_that_measures_other_heads_has_the_head_dims_and_key_heads_that_it_names(sizes, splits, groups):
+    hidden, heads, kv_heads, head_dim = sizes
+    window = {"window": 128, "windowed_layers": 2}
+    model = ModelDimensions(4, hidden, 4096, heads, 32064, kv_heads=kv_heads, head_dim=head_dim, gated=True, **window)
+    answer = sizing(find_gpu("H100"), Setting(model, 4096), Bounds(vary=("heads",), parameter_change=0.2))
+    (said,) = (sentence(each) for each in answer.findings.remarks if "varied_splits" in each.template)
+    words = said.split("pyperf-suite ")[1].split()
     assert invoke(*words[:1], "--list", *words[1:]).exit_code == 0
-    overrides = parse_overrides(word for word in words if "=" in word)
-    axes = replace_axes(AttentionHeadsAxes(), overrides)
+    axes = replace_axes(AttentionHeadsAxes(), parse_overrides(word for word in words if "=" in word))
     cases = {case.parameters for case in sweep(axes)}
-    assert {(case.heads, case.head_dim) for case in cases} == {(64, 64), (32, 128)}
-    assert {(64, 8), (32, 8)} <= {(case.heads, case.kv_heads) for case in cases}
+    assert {(case.heads, case.head_dim) for case in cases} == splits
+    assert groups <= {(case.heads, case.kv_heads) for case in cases}
+    assert {case.seq_q for case in cases} == {4096}
 
 
 def test_a_proposal_that_makes_a_token_slower_says_so():

@@ -233,9 +233,8 @@ def planned(
     if not full:
         raise refused[0]
     plans, grid = next((pair for pair in full if len(pair[0].ranked)), full[0])
-    if len(plans.ranked):
-        return plans
-    _refuse(plans, evaluated(plans.training, cluster, grid, laws) if fixed else plans)
+    if not len(plans.ranked):
+        _refuse(plans, evaluated(plans.training, cluster, grid, laws) if fixed else plans)
     return plans
 
 

@@ -265,8 +265,14 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
 
 
 def _unknown(candidate: Candidate, setting: Setting) -> Remark:
-    """Why nothing is said of other heads, and the command that measures both splits with their key-value heads."""
+    """Why nothing is said of other heads, and the command that measures both splits.
+
+    Both have the query heads a key head of either, as far as these divide the heads of both.
+    """
     models = (setting.model, candidate.setting.model)
+    heads = [model.heads for model in models]
+    ratios = {model.heads // model.kv_heads: None for model in models}
+    common = [ratio for ratio in ratios if not any(count % ratio for count in heads)] or [math.gcd(*heads)]
     return remark(
         "Not known: what {change} is worth lies beyond the law of attention. Measure with pyperf-suite run "
         "attention_heads -a hidden={width} -a heads={heads} -a head_dim={head_dim} -a heads_of_head_dim={first} "
@@ -274,10 +280,10 @@ def _unknown(candidate: Candidate, setting: Setting) -> Remark:
         kind="predicted",
         change=change_of(candidate),
         width=setting.model.heads * setting.model.head_dim,
-        heads=",".join(str(model.heads) for model in models),
-        head_dim=models[0].head_dim,
-        first=models[0].heads,
-        ratios=",".join(dict.fromkeys(str(model.heads // model.kv_heads) for model in models)),
+        heads=",".join(map(str, heads)),
+        head_dim=setting.model.head_dim,
+        first=heads[0],
+        ratios=",".join(map(str, common)),
         seq=setting.seq,
         batch=setting.micro_batch,
     )
