@@ -34,7 +34,7 @@ from pyperf_suite.hardware.machine import identity
 from pyperf_suite.probes import find_probe
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
+from pyperf_suite.render.run_report import as_document, command_of
 from pyperf_suite.render.text import as_text, markdown_page
 from pyperf_suite.run import RunRequest
 from pyperf_suite.runner.results import RunFolder, create_run, read_run
@@ -257,28 +257,6 @@ def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() 
         r"| a \| b | 1.5 |",
         "| c | - |",
     ]
-
-
-def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
-    plan = RunRequest(("tile_wave",), device="cpu", axes=("workers=1",)).plan()
-    run = create_run(tmp_path, identity(plan.device), plan)
-    drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
-    findings = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
-    assert [path.name for path in write_all(findings, [], run)] == [
-        "drawn.png",
-        "findings.md",
-        "findings.json",
-        "known.txt",
-    ]
-    assert (run.path / "known.txt").read_text() == "as known"
-    text = (run.path / "findings.md").read_text()
-    assert "    pyperf-suite run tile_wave -a workers=1 --profile quick --device cpu\n" in text
-    assert "- A sentence." in text
-    assert "![t](drawn.png)" in text
-    with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
-        assert write_all({}, [], RunFolder(tmp_path / "absent", {})) == []
-    with pytest.warns(UserWarning, match="drawn could not be written"):
-        assert draw_all(findings, tmp_path / "absent") == []
 
 
 # The command that measures a probe again.
