@@ -171,21 +171,6 @@ def test_hostile_names_are_text_and_never_markup(results) -> None:
         json.loads(island)
 
 
-def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_named(results) -> None:
-    for day, seconds in ((1, 1e-3), (2, 2e-3), (3, None)):
-        run_id = f"2026010{day}T000000Z-0001"
-        write(results, run_id, [a_record(run_id, seconds)])
-    for wanted in ("strongest", "latest"):
-        [[message]] = choose(read_results(results), [wanted]).values()
-        assert message.run.run_id.startswith("20260102")
-        assert [run.run_id[:8] for run in message.others] == ["20260103", "20260101"]
-    assert "Also measured, not shown: 20260103T000000Z-0001" in page_of(results)
-    [everything] = choose(read_results(results), ["all"]).values()
-    assert len(everything) == 3
-    [[named]] = choose(read_results(results), ["20260101T000000Z-0001"]).values()
-    assert named.run.run_id.startswith("20260101")
-
-
 @pytest.mark.parametrize(
     ("weaker", "stronger"),
     [
