@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import DTYPES, OPERATIONS, CollectiveParameters
+from pyperf_suite.workloads.collective.nccl import _open
 
 pytestmark = pytest.mark.slow
 
@@ -163,3 +165,12 @@ def test_a_fault_on_one_rank_ends_the_case_in_words(double, monkeypatch, fault, 
         answer = pool.measure(0, Case("collective", replace(SMALL, settings=settings), "nccl"), QUICK.effort)
     assert answer["outcome"] == "failed"
     assert words in answer["reason"], answer["reason"]
+
+
+@pytest.mark.parametrize(("version", "asking"), [(22200, [0]), (23203, [0, 128, 256])])
+def test_one_rank_in_128_gives_an_id_where_the_library_takes_several(
+    double, fake_libnccl, monkeypatch, version, asking
+):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
+    ids = {rank: _open({}, SimpleNamespace(rank=rank), resolve("cpu"))[3] for rank in (0, 1, 127, 128, 129, 256, 299)}
+    assert [rank for rank, unique_id in ids.items() if len(unique_id) == 128] == asking

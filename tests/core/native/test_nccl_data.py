@@ -127,3 +127,18 @@ def test_what_has_run_is_not_run_again_behind_the_callers_back(nccl, ranks):
         return float(np.frombuffer(buffer.read())[0])
 
     assert ranks.results(2, program) == [2.0**7] * 2
+
+
+def test_ranks_that_share_several_ids_meet(nccl, ranks, fake_libnccl, monkeypatch):
+    def program(communicator):
+        buffer = nccl.Buffer(communicator, 8)
+        buffer.write(np.ones(1))
+        nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True).run(DEADLINE_S)
+        return float(np.frombuffer(buffer.read())[0])
+
+    assert ranks.results(4, program, ids=3) == [4.0] * 4
+    with pytest.raises(ValueError, match="3 unique ids were given for 2 ranks: give at least one and at most one for"):
+        ranks.results(2, program, ids=3)
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(22200)))
+    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.22\.0 takes one unique id, 2\.23 or later several"):
+        ranks.results(2, program, ids=2)
