@@ -138,6 +138,14 @@ def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
 
 
+def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
+    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
+    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
+    one = side.benchmarks["tile_wave", "b" * 16]
+    assert side.notes == ()
+    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
+
+
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():
     before = {"gpu": {"driver": "1"}, "governors": ["powersave"], "kernel_compiler": "NVRTC 13.0"}
     after = {"gpu": {"driver": "2"}, "governors": ["performance"], "kernel_compiler": "NVRTC 13.1"}
