@@ -5,9 +5,7 @@ import os
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.regressions.thresholds import load_setting
 from pyperf_suite.run import begin_audit
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE, ExecutionContext
 from tests.commands import invoke
@@ -44,13 +42,6 @@ def test_an_audit_is_requested_by_an_option_or_the_projects_file(folder, table, 
     begin_audit({"--audit": True, "--no-audit": False}.get(option))
     assert (os.environ[AUDIT_VARIABLE] == "1") is audited
     assert ExecutionContext(Device("cpu")).audit is audited
-
-
-def test_a_setting_is_true_or_false(folder):
-    assert load_setting("audit", True) is True
-    (folder / "pyproject.toml").write_text('[tool.pyperf_suite]\naudit = "yes"\n')
-    with pytest.raises(UserError, match="audit is 'yes': write true or false"):
-        load_setting("audit", False)
 
 
 @pytest.mark.slow

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyperf_suite.findings.data import remark
-from pyperf_suite.findings.rows import Row, Rows, rows_of
+from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, misses, rows_of, series
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import RUN_SPREAD, Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import is_settled, mean_speedup, readings, speedup, wins
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from tests.records import a_record, metric
@@ -44,6 +46,19 @@ def test_the_later_of_two_trials_of_a_process_stands(product: Any) -> None:
     assert (row.reading.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 
 
+def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
+    points = [(1, 2.0), (2, None), (3, Ratio(3.0, 2.5, 3.5, 3))]
+    drawn = series("a", points, lambda point: point[0], lambda point: point[1])
+    assert (drawn.label, drawn.x, drawn.y, drawn.style, drawn.predicted) == ("a", [1, 3], [2.0, 3.0], "points", False)
+    assert (drawn.low, drawn.high) == ([2.0, 2.5], [2.0, 3.5])
+    law = series("law", points[:2], lambda point: point[0], lambda point: point[1], "line")
+    assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
+    # 2 s a byte squared from 1 to 100 bytes: half a byte a second at one byte, and less by its size.
+    squared = law_over_sizes("law", SimpleNamespace(seconds=lambda sizes: 2 * sizes**2), 1.0, 100.0, 3, factor=4.0)
+    assert (squared.x, squared.y) == (pytest.approx([1.0, 10.0, 100.0]), pytest.approx([2.0, 0.2, 0.02]))
+    assert misses([0.25, 0.5, 0.125]) == {"count": 3, "median": Quantity(0.25, "%"), "worst": Quantity(0.5, "%")}
+
+
 @pytest.mark.parametrize(
     ("ratio", "has_won", "settled"),
     [
@@ -57,10 +72,39 @@ def test_what_is_faster_by_a_fiftieth_beyond_its_interval_wins(ratio: Ratio, has
     assert (wins(ratio), is_settled(ratio)) == (has_won, settled)
 
 
+def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
+    rate = of(rows, 16).reading.per_second(44.0, "GB/s")
+    assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
+    assert of(rows, 16).reading.throughput.value == of(rows, 16).reading.flop_per_s
+
+
 def counted(outcome="ok", batch=2):
     case = Case("training_memory", TrainingStepParameters(batch=batch), "storages")
     fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
     return a_record(case, None, **fields)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "cell"),
+    [
+        (2.0, "ms", Quantity(2.0, "ms")),
+        (2, "B", Quantity(2.0, "B")),
+        (np.int64(2), "B", Quantity(2.0, "B")),
+        (np.float32(2), "", Quantity(2.0)),
+        (2, "", 2),
+        (np.int64(2), "", 2),
+        (Ratio(2, 1, 3, 3), "", Quantity(2, "x", 1, 3, 3)),
+        (Quantity(2.0, "s"), "ms", Quantity(2.0, "s")),
+        ("loop", "ms", "loop"),
+        (True, "", "True"),
+        ((1, 2), "", "(1, 2)"),
+        (None, "ms", None),
+    ],
+)
+def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
+    found = Column("c", lambda item: item, unit).cell(value)
+    assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
+    assert type(found) is type(cell)
 
 
 def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:

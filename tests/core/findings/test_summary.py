@@ -15,7 +15,6 @@ from pyperf_suite.findings.summary import cautions_of, failures_of, fitness_of, 
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
-from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from pyperf_suite.render import text
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -38,25 +37,11 @@ def points(*remarks: Remark | ClaimVerdict) -> list[str]:
             for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
 
 
-def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
-    law = remark("law {x}", kind="law", effect="x", x=Ratio(2, 1.9, 2.1, 3))
-    predicted = remark("it is {x}", effect="x", x=Quantity(2, "x", 1.9, 2.1, 3, predicted=True))
-    assert points(law, predicted) == []
-
-
 def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
     open_one = Claim("no slower", "A Guide", 1.0, 2.0).judge("it is {measured}", Ratio(1.0, 0.9, 1.1, 3))
     message = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
     assert message[:2] == ["fast is {faster} as fast", "twice as fast"]
     assert "undecided" in message[2]
-
-
-def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
-    other = Claim("as fast", "A Guide", 1.9, 2.1)
-    *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
-    assert isinstance(point.message, Remark)
-    assert point.message.values["count"] == 2
-    assert "--profile standard" in str(point.message.values["remedy"])
 
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
@@ -118,12 +103,6 @@ def test_a_run_says_first_whether_its_figures_are_fit_for_use_and_why_not(record
     assert fitness_of([a_record("sentinel"), a_record(outcome="failed")]) is None
 
 
-def test_a_sound_run_needs_no_caution() -> None:
-    idle = BUSY | {"cpu_busy_s": 0.55}
-    records = [a_record("sentinel"), a_record(**idle, cpu_steal_s=0.01), a_record("sentinel", seconds=1.01)]  # type: ignore[arg-type]
-    assert cautions_of(records, [""]) == ([], {"": []})
-
-
 @pytest.mark.parametrize(
     ("records", "values"),
     [
@@ -171,8 +150,3 @@ def test_why_nothing_was_measured_is_said(records: list[Record], words: str) -> 
     (point,) = failures_of(records)
     assert isinstance(point.message, Remark)
     assert point.message.values["reason"] == words
-
-
-def test_a_run_without_a_case_says_so_and_one_that_measured_something_is_silent() -> None:
-    assert [each.kind for each in failures_of([a_record("sentinel")])] == ["failed"]
-    assert failures_of([ended(1, "ok"), ended(2, "unsupported")]) == []

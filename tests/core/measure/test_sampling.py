@@ -3,6 +3,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pyperf_suite.measure import sampling
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, warm_up
 from pyperf_suite.record.interval import MedianInterval, median_interval
 from tests.core.series import correlated
@@ -150,6 +151,14 @@ def test_blocks_of_a_warm_up_take_an_eighth_of_the_time_and_batches_grow_tenfold
     stopwatch = replay(lambda index: 0.9 if index == 0 else 0.01 * 1.5**index)
     warm_up(ignore, stopwatch, SteadyRule(), clock=stopwatch.clock)
     assert stopwatch.calls[:2] == [(0, 1, 1), (1, 1, 1)]
+
+
+def test_a_warm_up_ends_at_its_least_time_or_with_the_longest_history(replay, monkeypatch):
+    # An eighth of 2.5 s is one launch of 0.25 s, and ten of them are all of it.
+    stopwatch = replay(lambda index: 0.25)
+    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 10
+    monkeypatch.setattr(sampling, "_LONGEST_HISTORY", 1)
+    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 1
 
 
 @pytest.mark.parametrize("told", [1.0, 1e-3], ids=["itself", "more than it tells"])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import DTYPES, OPERATIONS, CollectiveParameters
+from pyperf_suite.workloads.collective.nccl import _open
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +36,11 @@ def pool(fake_libnccl) -> Iterator[WorkerPool]:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool, ranks):
-    # test_nccl_data has every pair. Here each operation has two types, and two operations have every type.
-    for number, (op, operation) in enumerate(OPERATIONS.items()):
+    for op, operation in OPERATIONS.items():
         if ranks == 1 and op in ("ping_pong", "bisection", "pairs"):
             continue
         root = ranks - 1 if operation.has_root else 0
-        every_type = op in ("all_reduce", "all_gather") and ranks == 3
-        for dtype in DTYPES if every_type else (DTYPES[number % len(DTYPES)], "float32"):
+        for dtype in DTYPES:
             if dtype.startswith("float8") and operation.reduces:
                 continue  # arithmetic that the double does not have
             for in_place in (False, True) if operation.in_place else (False,):
@@ -165,3 +165,12 @@ def test_a_fault_on_one_rank_ends_the_case_in_words(double, monkeypatch, fault, 
         answer = pool.measure(0, Case("collective", replace(SMALL, settings=settings), "nccl"), QUICK.effort)
     assert answer["outcome"] == "failed"
     assert words in answer["reason"], answer["reason"]
+
+
+@pytest.mark.parametrize(("version", "asking"), [(22200, [0]), (23203, [0, 128, 256])])
+def test_one_rank_in_128_gives_an_id_where_the_library_takes_several(
+    double, fake_libnccl, monkeypatch, version, asking
+):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
+    ids = {rank: _open({}, SimpleNamespace(rank=rank), resolve("cpu"))[3] for rank in (0, 1, 127, 128, 129, 256, 299)}
+    assert [rank for rank, unique_id in ids.items() if len(unique_id) == 128] == asking

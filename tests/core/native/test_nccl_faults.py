@@ -1,7 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -39,15 +35,6 @@ def test_a_rank_that_never_comes_ends_the_meeting_at_the_deadline(nccl):
     assert DEADLINE_S <= time.monotonic() - begin < PATIENCE_S
 
 
-def test_an_error_at_init_names_the_result_and_what_to_do(nccl, ranks, fault):
-    fault("init")
-    waits, failed = ranks.outcomes(2, lambda communicator: None, DEADLINE_S)
-    assert isinstance(waits, nccl.DeadlineExceeded)
-    assert type(failed) is nccl.NcclError
-    assert "On rank 1 of 2, ncclCommInitRankConfig failed with ncclSystemError (2" in str(failed)
-    assert "told to fail at init): a call of the system failed: run again with NCCL_DEBUG=WARN" in str(failed)
-
-
 def test_an_error_in_the_background_of_init_is_seen(nccl, ranks, fault):
     fault("init_later")
     _, failed = ranks.outcomes(2, lambda communicator: None, DEADLINE_S)
@@ -73,32 +60,6 @@ def test_a_rank_that_hangs_in_the_middle_ends_all_at_the_deadline(nccl, ranks, f
     assert time.monotonic() - begin < PATIENCE_S
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("error", "ncclRemoteError (6, remote process exited"),
-        (
-            "timeout",
-            "ncclTimeout (8, operation timed out; told to fail in the background): another rank did not answer",
-        ),
-    ],
-)
-def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(nccl, ranks, fault, kind, words):
-    fault(kind, operation=3)
-
-    def program(communicator):
-        collective = all_reduce(nccl, communicator)
-        if communicator.rank == 0:
-            collective.time(10, DEADLINE_S)
-        collective.time(10, 60)
-
-    begin = time.monotonic()
-    _, failed = ranks.outcomes(2, program)
-    assert type(failed) is nccl.NcclError
-    assert f"On rank 1 of 2, all_reduce of 100 float32 failed with {words}" in str(failed)
-    assert time.monotonic() - begin < PATIENCE_S
-
-
 def test_a_call_that_is_refused_ends_the_communicator(nccl, ranks, fault):
     fault("refuse")
 
@@ -121,18 +82,6 @@ def test_a_group_that_failed_is_closed_so_that_the_thread_can_go_on(nccl, fault)
         ring = nccl.Collective(communicator, "send_receive", 1, "float32", *buffers)
         with pytest.raises(nccl.NcclError, match="ncclGroupEnd failed with ncclInvalidUsage"):
             ring.run(DEADLINE_S)
-
-
-def test_wrong_data_is_there_to_be_found(nccl, ranks, fault):
-    fault("wrong", operation=0)
-
-    def program(communicator):
-        send, receive = nccl.Buffer(communicator, 400), nccl.Buffer(communicator, 400)
-        send.write(np.ones(100, np.float32))
-        nccl.Collective(communicator, "all_reduce", 100, "float32", send, receive).run(DEADLINE_S)
-        return int((np.frombuffer(receive.read(), np.float32) != 2).sum())
-
-    assert ranks.results(2, program) == [0, 1]
 
 
 def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
@@ -240,34 +189,3 @@ def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, wo
     with pytest.raises(ValueError, match=words):
         nccl.Collective(communicator, **(requested | options))
     assert communicator.alive
-
-
-RANK = """
-import sys
-import numpy as np
-from pyperf_suite._native import nccl
-
-unique_id, rank, ranks = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-communicator = nccl.Communicator(nccl.Library(), nccl.HostDevice(), unique_id, rank, ranks, 60)
-buffer = nccl.Buffer(communicator, 400)
-buffer.write(np.ones(100, np.float32))
-try:
-    nccl.Collective(communicator, "all_reduce", 100, "float32", buffer, in_place=True).time(10, 1.0)
-except nccl.NcclError as failure:
-    print(failure)
-    sys.exit(3)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_in_the_middle_ends_all_others_at_the_deadline(nccl, fault):
-    fault("die", operation=5, rank=1)
-    requested = [sys.executable, "-c", RANK, nccl.Library().unique_id().hex()]
-    running = [
-        subprocess.Popen([*requested, str(rank), "3"], stdout=subprocess.PIPE, text=True, env=os.environ)
-        for rank in range(3)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in running]
-    assert [process.returncode for process in running] == [3, -signal.SIGKILL, 3]
-    for rank in (0, 2):
-        assert f"On rank {rank} of 3, all_reduce of 100 float32 did not end within 1 s and was aborted" in said[rank]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,8 +135,8 @@ def test_the_reference_clock_is_a_share_of_the_highest_unless_the_sentinel_ran_e
 MARGIN = 0.005
 
 
-def taken(slices: list[list[tuple[float, float]]]) -> Reading:
-    """The reading of a case whose slices were these."""
+def taken(slices: list[list[tuple[float, float]]], discarded: Sequence[int] = (), group: str = "") -> Reading:
+    """The reading of a case whose slices were these, without the discarded samples."""
     samples = [sample for part in slices for sample in part]
     seconds, clocks = ([sample[column] for sample in samples] for column in (0, 1))
     middle = [float(np.median(values)) for values in (seconds, clocks)]
@@ -143,27 +144,16 @@ def taken(slices: list[list[tuple[float, float]]]) -> Reading:
         name: Metric(unit, value, min(values), max(values), min(values), max(values), values)
         for name, unit, value, values in (("time", "s", middle[0], seconds), ("sm_clock", "Hz", middle[1], clocks))
     }
-    sampling = {"slices": [len(part) for part in slices], "launches_per_sample": 1, "quantile": 0.5}
-    record = a_record(SMALL, metrics=metrics, sampling=sampling, state={"gpu": {"maximum_sm_clock_mhz": 1980}})
+    sampling = {"slices": [len(part) for part in slices], "launches_per_sample": 1, "quantile": 0.5, "group": group}
+    quality = a_record(SMALL).quality | {"discarded": [(index, "throttled") for index in discarded]}
+    state = {"gpu": {"maximum_sm_clock_mhz": 1980}}
+    record = a_record(SMALL, metrics=metrics, sampling=sampling, quality=quality, state=state)
     [reading] = readings([record])
     return reading
 
 
 def test_a_discarded_sample_leaves_every_other_in_its_own_slice():
-    parts = [[(seconds, 1.5e9)] * 4 for seconds in (1e-3, 2e-3, 3e-3)]
-    samples = [sample for part in parts for sample in part]
-    metrics = {
-        name: Metric(unit, 1, 1, 1, 1, 1, [sample[column] for sample in samples])
-        for column, (name, unit) in enumerate((("time", "s"), ("sm_clock", "Hz")))
-    }
-    record = a_record(
-        SMALL,
-        metrics=metrics,
-        sampling={"slices": [4, 4, 4], "quantile": 0.5, "group": "g"},
-        quality=a_record(SMALL).quality | {"discarded": [(0, "throttled"), (1, "throttled")]},
-        state={"gpu": {"maximum_sm_clock_mhz": 1980}},
-    )
-    [reading] = readings([record])
+    reading = taken([[(seconds, 1.5e9)] * 4 for seconds in (1e-3, 2e-3, 3e-3)], discarded=(0, 1), group="g")
     assert list(reading.slices.values()) == pytest.approx([1e-3, 2e-3, 3e-3])
 
 
@@ -171,23 +161,9 @@ def test_a_discarded_sample_leaves_every_other_in_its_own_slice():
 def test_slices_of_a_case_that_lost_one_pair_with_those_of_their_own_rounds(discarded):
     # The machine takes 1 % more from round to round, the second case twice as long: each pair has the ratio 2.
     first, second = ([[(scale * 1e-3 * 1.01**n, 1.5e9)] * 4 for n in range(10)] for scale in (1, 2))
-    complete = taken(first)
-    samples = [sample for part in second for sample in part]
-    metrics = {
-        name: Metric(unit, 1, 1, 1, 1, 1, [sample[column] for sample in samples])
-        for column, (name, unit) in enumerate((("time", "s"), ("sm_clock", "Hz")))
-    }
-    out = [(index, "throttled") for index in range(4 * discarded, 4 * discarded + 4)]
-    record = a_record(
-        SMALL,
-        metrics=metrics,
-        sampling={"slices": [4] * 10, "quantile": 0.5, "group": "g"},
-        quality=a_record(SMALL).quality | {"discarded": out},
-        state={"gpu": {"maximum_sm_clock_mhz": 1980}},
-    )
-    [reading] = readings([record])
+    reading = taken(second, discarded=range(4 * discarded, 4 * discarded + 4), group="g")
     assert [n for _, n in reading.slices] == [n for n in range(10) if n != discarded]
-    together = replace(complete, groups=("g",), seconds=reading.seconds / 2)
+    together = replace(taken(first), groups=("g",), seconds=reading.seconds / 2)
     assert _pair_error(reading, replace(together, slices={("g", n): each[0][0] for n, each in enumerate(first)})) < 1e-9
 
 

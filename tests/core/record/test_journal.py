@@ -214,20 +214,6 @@ def test_a_record_of_several_ranks_with_samples_left_out_or_without_a_time_is_re
     assert Record.from_json(stored).to_json() == stored
 
 
-def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records(tmp_path):
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no /dev/full")
-    path = tmp_path / "records.jsonl"
-    with Journal(path) as journal:
-        journal.append(a_record(0))
-        journal._file.close()
-        journal._file = full.open("ab", buffering=0)
-        with pytest.raises(UserError, match="--resume"):
-            journal.append(a_record(1))
-    assert read_journal(path) == [a_record(0)]
-
-
 def test_two_writers_of_one_run_and_a_folder_that_cannot_be_written_are_refused(tmp_path):
     path = tmp_path / "records.jsonl"
     with Journal(path), pytest.raises(UserError, match="Another process is writing"):

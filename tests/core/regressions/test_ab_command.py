@@ -1,6 +1,4 @@
 import json
-import os
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -111,21 +109,6 @@ def test_what_cannot_be_compared_is_one_sentence(run, tmp_path, arguments, words
     assert ended.exit_code == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.output
-
-
-@pytest.mark.slow
-def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
-    sync = os.fsync
-
-    def refuse(descriptor):
-        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "pairs.jsonl":
-            raise OSError(28, "No space left on device")
-        sync(descriptor)
-
-    monkeypatch.setattr("pyperf_suite.record.journal.os.fsync", refuse)
-    ended = run(*VARIANTS, "baseline", "-k", "native*m=512*@1")
-    assert ended.exit_code == 2
-    assert "No space left on device. All earlier pairs are kept" in ended.stderr
 
 
 def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):

@@ -65,20 +65,6 @@ def test_a_run_in_which_all_failed_measured_no_commit(compare, write_run):
     assert "Both measured commit" not in done.output
 
 
-@pytest.mark.parametrize(("commits", "is_same"), [("bb", True), ("bc", False)])
-def test_the_code_is_the_benchmarks_and_not_the_sentinels(compare, write_run, make_record, commits, is_same):
-    for day, commit in zip((1, 2), commits, strict=True):
-        sources = ({"source": {"commit": 40 * each, "dirty": False}} for each in (commit, "a"))
-        kinds = ({}, {"kind": "sentinel", "case_id": "eeee"})
-        made = [
-            make_record(run_id(day), 1e-3, process=0, position=place, state=state, **kind)
-            for place, (state, kind) in enumerate(zip(sources, kinds, strict=True))
-        ]
-        write_run(run_id(day), records=made)
-    notes = json.loads(compare("latest~1", "latest", "--json").stdout)["notes"]
-    assert any("is not this project's code" in note for note in notes) == is_same
-
-
 @pytest.mark.parametrize(("clocks_hz", "is_named"), [([1.75e9] * 20, True), ([1.4e9, 1.75e9] * 10, False)])
 def test_a_time_converted_with_an_unknown_elasticity_is_named_in_one_sentence(
     compare, write_run, make_record, results, clocks_hz, is_named

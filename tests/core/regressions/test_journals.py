@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from pyperf_suite.errors import UserError
@@ -8,12 +6,7 @@ from pyperf_suite.regressions.stored import series as journals
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
 
-METRIC = {"unit": "B", **dict.fromkeys(("value", "low", "high", "q20", "q80"), 1), "samples": []}
 KEY = ("tile_wave", "0123456789abcdef")
-
-
-def deep(levels):
-    return json.loads("[" * levels + "]" * levels)
 
 
 @pytest.fixture
@@ -92,32 +85,6 @@ def test_a_line_too_long_is_passed_over(write_run, monkeypatch):
     assert "longer than" in side.notes[0]
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"run_id": 3},
-        {"case_id": None},
-        {"process": -1},
-        {"process": 2**62},
-        {"process": 10**30},
-        {"started_at": "today"},
-        {"state": None},
-        {"state": deep(500)},
-        {"state": {"a": deep(500)}},
-        {"kind": "static", "metrics": dict.fromkeys(map(str, range(1001)), METRIC)},
-        {"identity": []},
-        {"probe": "\ud800"},
-        {"quality": {"converged": True, "discarded": 3}},
-        {"kernel": {"details": 3}},
-    ],
-    ids=lambda spoilt: str(spoilt)[:40],
-)
-def test_a_record_whose_fields_are_of_no_use_is_noted(make_record, write_run, spoilt):
-    side = read_side(write_run(records=[make_record(case_id="b" * 16), make_record() | spoilt]))
-    assert [case_id for _, case_id in side.benchmarks] == ["b" * 16]
-    assert "line 2" in side.notes[0]
-
-
 def test_what_is_no_side_is_refused_in_one_sentence(tmp_path, write_run, make_record):
     other = make_record(identity={"slug": "cpu-other-64c"})
     for path, why in (
@@ -169,6 +136,14 @@ AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "pack
 )
 def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
+
+
+def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
+    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
+    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
+    one = side.benchmarks["tile_wave", "b" * 16]
+    assert side.notes == ()
+    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
 
 
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():

@@ -111,23 +111,6 @@ def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_aw
     assert path.with_name(f"{COMPARISONS}.torn").read_bytes() == torn + b"\n"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("[]", "{}", "[" * 100_000, "\x00", '{"shift": 0}', "null"),
-        *({"shift": float("nan")}, {"verdict": "great"}, {"seconds": "1"}, {"ratio": [1]}),
-    ],
-    ids=lambda line: str(line)[:20],
-)
-def test_a_line_that_is_no_comparison_or_has_figures_that_are_none_is_left_out(tmp_path, line):
-    found = made(tmp_path, {0.0: 1})
-    if isinstance(line, dict):
-        line = json.dumps(found.comparisons[0].to_json() | {"number": 1} | line)
-    with (found.path / COMPARISONS).open("a") as file:
-        file.write(line + "\n")
-    assert open_selfcheck(found.path).comparisons == found.comparisons
-
-
 def test_two_selfchecks_never_write_the_same_file(tmp_path):
     pytest.importorskip("fcntl")
     checked = start(tmp_path, "cpu-x", SETTINGS)

@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import zlib
 from pathlib import Path
 
 import pytest
@@ -98,28 +97,6 @@ def test_what_is_no_record_is_named_and_the_rest_is_read(results, write_run, mak
         ]
         for why, sentence in zip(("version 2", "nested too deeply", "it is a pipe"), store.damage, strict=True):
             assert why in sentence
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda kept: kept.write_bytes(b""),
-        lambda kept: kept.write_bytes(b"\xff" * 5000),
-        lambda kept: kept.write_bytes(kept.read_bytes()[:-20]),
-        lambda kept: kept.write_bytes(kept.read_bytes().replace(b"0.001", b"0.007")),
-        lambda kept: kept.write_bytes(b"%08x\n" % zlib.crc32(b"[]") + b"[]"),
-        lambda kept: (kept.unlink(), kept.mkdir()),
-        lambda kept: (kept.unlink(), os.mkfifo(kept)),
-        lambda kept: (kept.unlink(), kept.symlink_to("/dev/zero")),
-    ],
-)
-def test_a_summary_that_is_damaged_is_made_anew(results, write_run, cache, spoil):
-    write_run(run_id(1), [1e-3])
-    assert points(results) == [1e-3]
-    (kept,) = cache.glob("*.json")
-    spoil(kept)
-    assert points(results) == [1e-3]
-    assert points(results) == [1e-3]
 
 
 @pytest.mark.parametrize("why", ["can be written by other users", "Not a directory"])

@@ -27,32 +27,6 @@ setup(name="made-up", version="1", packages=["made_up"], ext_modules=[Extension(
 """
 
 
-# A build backend that lies in the tree and makes a wheel by hand: what pip calls, without any index.
-BACKEND = """
-import pathlib, zipfile
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    if "broken" in pathlib.Path("src/made_up/__init__.py").read_text():
-        raise SystemExit("made_up.rs:7: error: no semicolon")
-    name = "made_up-1-py3-none-any.whl"
-    with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as wheel:
-        wheel.write("src/made_up/__init__.py", "made_up/__init__.py")
-        wheel.writestr("made_up/native.py", "def version(): return 'compiled'\\n")
-        wheel.writestr("made_up-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: made-up\\nVersion: 1\\n")
-        wheel.writestr("made_up-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        wheel.writestr("made_up-1.dist-info/RECORD", "")
-    return name
-"""
-PYPROJECT = """
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "made-up"
-version = "1"
-"""
-
-
 class Bench(Repository):
     def arm(self, requested: str, *benches: str):
         return side_of(requested, self.root, benches)()
@@ -127,18 +101,6 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     )
     monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
     assert repository.arm("v1", "bench.py").environment == arms[0].environment
-
-
-@pytest.mark.slow
-def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(repository):
-    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "bench.py": ""}
-    repository.commit("broken", **files, **{"src/made_up/__init__.py": "broken"})
-    repository.commit("mended", **{"src/made_up/__init__.py": ""})
-    broken, mended = (repository.arm(requested, "bench.py") for requested in ("broken", "mended"))
-    assert "made_up.rs:7: error: no semicolon" in broken.failure
-    assert str(broken.log) in broken.failure
-    assert mended.failure == ""
-    assert notes_on(broken, mended, ["bench.py"]) == []
 
 
 @pytest.mark.slow

@@ -31,10 +31,9 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.probes import find_probe
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
+from pyperf_suite.render.run_report import as_document, command_of
 from pyperf_suite.render.text import as_text, markdown_page
 from pyperf_suite.run import RunRequest
 from pyperf_suite.runner.results import RunFolder, create_run, read_run
@@ -122,24 +121,6 @@ def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval(
     assert len(metrics) == 18
     by_one = metrics["collectives collective[gloo op=all_gather bytes=65536 ranks=2]"]
     assert by_one["latency"] == pytest.approx({"value": 231040.5, "lower_value": 205294.5, "upper_value": 257671.5})
-
-
-@pytest.mark.slow
-def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
-    records = [record for record in read_run(run).records() if record.probe == "optimizer"]
-    report = find_probe("optimizer").findings(records)
-    [message] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
-    assert [each["measured"]["value"] for each in message["verdicts"]] == [
-        each.measured.value for each in report.verdicts
-    ]
-    assert [each["outcome"] for each in message["verdicts"]] == [each.outcome for each in report.verdicts]
-    for table, held in zip(message["tables"], report.tables, strict=True):
-        cells = [cell for row in table["rows"] for cell in row]
-        values = [cell["value"] if isinstance(cell, dict) else cell for cell in cells]
-        assert values == [getattr(cell, "value", cell) for row in held.rows for cell in row]
-        times = [cell for cell in cells if isinstance(cell, dict) and cell["shown"] == "ms"]
-        assert all(0 < cell["value"] < 0.1 and cell["unit"] == "s" for cell in times)
-    assert {case["case_id"] for case in message["cases"]} == {each.case_id for each in records if each.outcome == "ok"}
 
 
 def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
@@ -257,28 +238,6 @@ def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() 
         r"| a \| b | 1.5 |",
         "| c | - |",
     ]
-
-
-def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
-    plan = RunRequest(("tile_wave",), device="cpu", axes=("workers=1",)).plan()
-    run = create_run(tmp_path, identity(plan.device), plan)
-    drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
-    findings = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
-    assert [path.name for path in write_all(findings, [], run)] == [
-        "drawn.png",
-        "findings.md",
-        "findings.json",
-        "known.txt",
-    ]
-    assert (run.path / "known.txt").read_text() == "as known"
-    text = (run.path / "findings.md").read_text()
-    assert "    pyperf-suite run tile_wave -a workers=1 --profile quick --device cpu\n" in text
-    assert "- A sentence." in text
-    assert "![t](drawn.png)" in text
-    with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
-        assert write_all({}, [], RunFolder(tmp_path / "absent", {})) == []
-    with pytest.warns(UserWarning, match="drawn could not be written"):
-        assert draw_all(findings, tmp_path / "absent") == []
 
 
 # The command that measures a probe again.

@@ -29,7 +29,6 @@ from pyperf_suite.render.terminal import (
     print_places,
     print_remarks_and_tables,
     print_summary,
-    print_table,
     said_meanwhile,
 )
 
@@ -40,12 +39,6 @@ WORDS = "words that go on for longer than any terminal is wide, with numbers suc
 def printed(*findings: Findings, width: int = 60, records: tuple[Record, ...] = ()) -> str:
     console = Console(file=io.StringIO(), width=width)
     print_findings(console, {f"probe{n}": each for n, each in enumerate(findings)}, records)
-    return console.file.getvalue()
-
-
-def table_printed(table: Table, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    print_table(console, table)
     return console.file.getvalue()
 
 
@@ -62,13 +55,6 @@ def test_nothing_is_wider_than_the_terminal_or_ends_in_blanks(width: int, cells:
     text = printed(Findings((remark(WORDS), CLAIM.judge(f"{WORDS} {{measured}}", 2.0)), (table,)), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert not [line for line in text.splitlines() if line != line.rstrip()]
-
-
-def test_what_is_left_out_is_counted_and_all_shows_it() -> None:
-    table = numbers(*(Heading(f"column_number_{n}", "ms") for n in range(9)))
-    assert "6 columns (" in table_printed(table, 70)
-    assert "--all shows all" in " ".join(table_printed(table, 70).split())
-    assert "left out" not in table_printed(table, WIDE)
 
 
 def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> None:

@@ -77,23 +77,6 @@ def test_any_value_has_a_short_text_in_any_unit(unit, value):
         assert "inf" not in text
 
 
-@pytest.mark.parametrize(
-    ("quantity", "text"),
-    [
-        (Quantity(1.25, "x", 1.2, 1.31, 3), "1.25 × [1.20, 1.31]"),
-        (Quantity(1.25, "x", 1.2, 1.31, 1), "1.25 × [1.20, 1.31]"),
-        (Quantity(1.25, "x", 1.25, 1.25, 0), "1.25 ×"),
-        (Quantity(1.034, "x", 1.029, 1.039, 3), "1.034 × [1.029, 1.039]"),
-        (Quantity(0.002, "ms", 0.0019, 0.0021, 3), "2 ms [1.9, 2.1]"),
-        (Quantity(0.002, "duration", 0.0009, 0.003, 3), "2 ms [0.9, 3]"),
-        (Quantity(-0.39, "+%", -0.41, -0.37, 3), "-39 % [-41, -37]"),
-        (Quantity(2.0, "x", math.nan, math.nan, 3), "2.00 ×"),
-    ],
-)
-def test_an_interval_is_told_in_the_unit_of_its_value(quantity, text):
-    assert quantity_text(quantity) == text
-
-
 def test_gaps_of_a_remark_are_filled_by_name_and_names_cannot_fill_gaps_or_steer_a_terminal():
     values = {"way": "loop", "faster": Ratio(2, 1.9, 2.1, 3), "layers": 4, "lost": None}
     message = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)

@@ -1,3 +1,4 @@
+import itertools
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pyperf_suite.runner.plan import (
     ranks_of,
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
@@ -27,6 +29,7 @@ from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import a_product
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
+SLOWED = module.slowed
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
 LONG = Profile("long", 1, Effort(SteadyRule(time_cap_s=50.0), StopRule(0.02, time_cap_s=100.0)), "")
 
@@ -90,6 +93,34 @@ def test_a_run_takes_its_trials_the_starts_of_workers_and_of_groups_and_what_fol
 
 def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU) -> float:
     return Outlook(Plan(cases, profile, device)).run_s()
+
+
+def test_kernels_of_a_file_share_its_processes_and_processes_share_the_checks_of_a_case(monkeypatch):
+    cases = [PlannedCase("a.py:f", Case("a.py:f", declared.parameters_of(("n",))(n), "f")) for n in range(20)]
+    taken_s = []
+    for library in ("numpy", "torch"):
+        monkeypatch.setitem(declared._libraries, "a.py", library)
+        find_workload.cache_clear()
+        taken_s.append(run_s(*cases, profile=QUICK))
+        assert run_s(*cases) < 3 * run_s(*cases, profile=replace(STANDARD, processes=1))
+    assert taken_s[0] == pytest.approx(8.5, rel=0.25), "as long as 20 cases of numpy took on two idle cores"
+    assert taken_s[1] > taken_s[0] + 3
+    find_workload.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [(0.0, 4.0), (1.0, 4.0), (7.0, 4.0), (1.5, 5**0.5), (17.0, 6.0)],  # a queue shorter than the cores says nothing
+)
+def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_what_the_queue_says(monkeypatch, load, seconds):
+    SLOWED.cache_clear()
+    now = itertools.count()
+    passed = {"perf_counter": 4.0, "thread_time": 1.0}
+    clocks = {name: lambda step=step: step * 0.0001 * next(now) for name, step in passed.items()}
+    monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
+    assert SLOWED() == pytest.approx(seconds, rel=0.1)
+    SLOWED.cache_clear()
 
 
 def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():

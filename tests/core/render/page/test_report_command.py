@@ -84,15 +84,6 @@ def test_the_change_of_a_series_is_told_with_its_commits(results) -> None:
     assert "Nominated, not confirmed: matmul[native m=128" not in words
 
 
-def test_why_cases_failed_is_told_once_with_how_often(results) -> None:
-    one_run(results, *(a_record(RUN, None, process=n, reason="no such kernel") for n in range(3)))
-    page = page_of(results)
-    assert (
-        '<td class="short">failed</td><td class="figure" data-value="3">3</td><td class="short">no such kernel</td>'
-        in page
-    )
-
-
 def test_a_caution_of_several_runs_stands_once_and_names_the_newest_with_its_numbers(results) -> None:
     for number in (1, 2, 3):
         run_id = f"2026010{number}T000000Z-0001"
@@ -180,30 +171,6 @@ def test_hostile_names_are_text_and_never_markup(results) -> None:
         json.loads(island)
 
 
-def test_a_single_run_and_a_machines_folder_make_pages_of_their_own(results) -> None:
-    a_history(results)
-    page = page_of(results / MACHINE)
-    assert "History and change points" in page
-    page = page_of(results / MACHINE / "20260103T000000Z-0001")
-    assert "History and change points" not in page
-    assert f"{MACHINE}/20260103T000000Z-0001/records.jsonl" in page
-
-
-def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_named(results) -> None:
-    for day, seconds in ((1, 1e-3), (2, 2e-3), (3, None)):
-        run_id = f"2026010{day}T000000Z-0001"
-        write(results, run_id, [a_record(run_id, seconds)])
-    for wanted in ("strongest", "latest"):
-        [[message]] = choose(read_results(results), [wanted]).values()
-        assert message.run.run_id.startswith("20260102")
-        assert [run.run_id[:8] for run in message.others] == ["20260103", "20260101"]
-    assert "Also measured, not shown: 20260103T000000Z-0001" in page_of(results)
-    [everything] = choose(read_results(results), ["all"]).values()
-    assert len(everything) == 3
-    [[named]] = choose(read_results(results), ["20260101T000000Z-0001"]).values()
-    assert named.run.run_id.startswith("20260101")
-
-
 @pytest.mark.parametrize(
     ("weaker", "stronger"),
     [
@@ -282,13 +249,6 @@ def test_the_page_opens_on_this_machine_with_what_failed_and_others_are_folded(r
     assert page.index("<code>aaa-before</code>") > page.index('<details class="machine">')
 
 
-def test_one_machine_of_several_can_be_shown_alone(results) -> None:
-    for name in (MACHINE, "cpu-other-4c"):
-        write(results, RUN, [a_record(RUN, 1e-3)], name)
-    assert "cpu-other-4c" in page_of(results)
-    assert "cpu-other-4c" not in page_of(results, "--machine", MACHINE)
-
-
 def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(results) -> None:
     path = one_run(results)
     strange = a_record(RUN, 1e-3) | {"case": {"operator": "alchemy"}, "case_id": "unknown"}
@@ -322,14 +282,6 @@ def test_what_the_page_needs_and_is_absent_is_named(results, monkeypatch, absent
     result = run(results)
     assert result.exit_code == 2
     assert f"pip install {absent}" in result.output
-
-
-def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results) -> None:
-    path = one_run(results)
-    manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
-    path.with_name("run.json").write_text(json.dumps(manifest))
-    message = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
-    assert message in page_of(results).replace("&#39;", "&#x27;")
 
 
 def test_contents_tell_runs_of_one_probe_apart(results) -> None:
