@@ -110,7 +110,10 @@ def find_gpu(name: str) -> GpuSpec:
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ."""
+    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ.
+
+    So a variant that the catalogue lacks has one, as the H200 NVL.
+    """
     exact = _by_key().get(_key(name))
     if exact is not None:
         return exact.compute_capability
@@ -165,7 +168,7 @@ def _catalogue() -> dict[str, Any]:
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
-    """An entry of gpus.toml in plain units; memory that is sold in GB is what drivers report in GiB."""
+    """An entry of gpus.toml in plain units; memory is sold in GB, and drivers report nearly the same number of GiB."""
     written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],
