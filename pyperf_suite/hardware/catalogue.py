@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import operator
 import re
@@ -102,6 +101,8 @@ def find_gpu(name: str) -> GpuSpec:
     """
     gpu = _by_key().get(_key(name))
     if gpu is None:
+        import difflib
+
         near = difflib.get_close_matches(_key(name[:80]), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
         offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
         choice = f"did you mean {' or '.join(offered)}?" if offered else f"it has {', '.join(map(str, all_gpus()))}."
@@ -168,7 +169,7 @@ def _catalogue() -> dict[str, Any]:
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
-    """An entry of gpus.toml in plain units; memory is sold in GB, and drivers report nearly the same number of GiB."""
+    """An entry of gpus.toml in plain units: memory in GiB, which drivers report, of nearly the number sold as GB."""
     written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],
