@@ -27,7 +27,7 @@ CACHE_LINE_BYTES = 64
 
 Array = NDArray[Any]
 
-# Four deviations then reach the ends of the range, where what lies beyond is cut off, as of quantised weights.
+# Four deviations then reach the ends of the range, beyond which all is cut off; quantised weights use it as well.
 INT8_DEVIATION = 32
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
