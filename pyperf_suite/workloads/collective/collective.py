@@ -1,6 +1,6 @@
 """Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs.
 
-Arguments are bound beforehand: what is left is what Python and the dispatcher cost in training scripts.
+Arguments are bound beforehand, so that only the cost of Python and the dispatcher in training scripts is left.
 """
 
 from __future__ import annotations
