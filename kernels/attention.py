@@ -91,6 +91,7 @@ class Configuration:
 
     @property
     def waste(self) -> float:
+        """The share of the products' work that is spent on the padding of head_dim."""
         return 1 - self.head_dim / self.padded_head_dim
 
     @property
@@ -146,6 +147,7 @@ class Shape:
 
     @property
     def group(self) -> int:
+        """Heads of Q that share one of K and V."""
         return self.heads // self.kv_heads
 
     @property
@@ -163,7 +165,10 @@ class Shape:
 
 
 class Attention:
-    """The forward pass of one shape on one device. Raises ValueError for a query without keys, or no TMA."""
+    """The forward pass of one shape under one configuration on one device.
+
+    Raises ValueError for a shape that the mask leaves queries without a key, or a device without TMA for descriptors.
+    """
 
     def __init__(self, configuration: Configuration, shape: Shape, device: Any, together: int | None = None) -> None:
         """`together` is how many heads are visited at a time; by default those whose K and V half of the L2 holds."""

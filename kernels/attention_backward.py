@@ -49,6 +49,7 @@ class Gradients:
 
     @property
     def programs(self) -> dict[str, int]:
+        """Programs of each kernel: one a block of keys of one head of K, one a block of queries of one head of Q."""
         heads = {"dk_dv": self.shape.batch * self.shape.kv_heads, "dq": self.shape.batch * self.shape.heads}
         return {kernel: heads[kernel] * self.blocks[kernel] for kernel in KERNELS}
 
@@ -113,7 +114,7 @@ class BackwardLaunch:
         self._by_name = {"dk_dv": dk_dv, "dq": dq}
 
     def __call__(self) -> dict[str, Any]:
-        """Enqueue it; kernels by name, or None if interpreted. Raises ValueError for too little shared memory."""
+        """Enqueue it; kernels by name, or None if interpreted. Raises ValueError for too little memory or registers."""
         self._row_products()
         return {name: launch() for name, launch in self._by_name.items()}
 

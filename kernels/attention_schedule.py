@@ -26,7 +26,10 @@ def place(program: int, blocks: int, heads: int, together: int, descending) -> t
 
 
 def key_steps(first_query: int, queries, step, seq_q: int, seq_k: int, causal) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    """For queries of a block, the steps of keys that all see, and where those end that any sees."""
+    """For queries of a block, the steps of keys that all see, and where those end that any sees.
+
+    Steps between the two are masked: the diagonal crosses them, or they hang over the last key.
+    """
     whole = seq_k // step
     end = (seq_k + step - 1) // step
     if causal:

@@ -1,4 +1,7 @@
-"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments. Forward only."""
+"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments. Forward only.
+
+The arithmetic is that of `kernels/cuda/attention_tile.cuh`, which the tests compare; layouts are `attention.py`'s.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,7 @@ class Specialisation:
             raise ValueError(f"A polynomial for {self.polynomial} of 8 powers was requested: it can be for 0 to 8.")
         if self.smem_bytes > SHARED_BYTES:
             fitting = most_stages(self)
+            # As many keys as there is room for in two stages besides Q.
             keys = (SHARED_BYTES - self.q_bytes - 64) // (4 * self.head_dim * ELEMENT_BYTES) // 16 * 16
             nearest = f"{fitting} stages do" if fitting >= 2 else f"take {keys} keys a step"
             raise ValueError(
@@ -82,10 +86,12 @@ class Specialisation:
 
     @property
     def consumers(self) -> int:
+        """Warpgroups that multiply."""
         return self.queries // QUERIES
 
     @property
     def threads(self) -> int:
+        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property

@@ -228,7 +228,10 @@ class Specialisation:
         workspace: int = 0,
         flags: int = 0,
     ) -> list[bytes]:
-        """The parameters, packed. Raises ValueError for addresses or rows that the accesses do not allow."""
+        """The kernel's parameters in order, packed: addresses, leading dimensions of A, B, C in elements, M N K.
+
+        Raises ValueError for an address or leading dimension that this instance's accesses do not allow.
+        """
         m, n, k = sizes
         rows = (m if self.a_transposed else k, k if self.b_transposed else n, n)
         operands = zip(

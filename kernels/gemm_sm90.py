@@ -1,4 +1,8 @@
-"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments."""
+"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments.
+
+The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
+tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
+"""
 
 from __future__ import annotations
 
@@ -125,14 +129,17 @@ class Specialisation:
 
     @property
     def a(self) -> Operand:
+        """A's part of a stage."""
         return Operand(self.m, self.k, self.in_bytes, self.a_transposed, self.cluster_n)
 
     @property
     def b(self) -> Operand:
+        """B's part of a stage."""
         return Operand(self.n, self.k, self.in_bytes, not self.b_transposed, self.cluster_m)
 
     @property
     def threads(self) -> int:
+        """Threads of a block: the consumers' and one warpgroup that loads."""
         return (self.consumers + 1) * WARPGROUP_THREADS
 
     @property
@@ -147,6 +154,7 @@ class Specialisation:
 
     @property
     def store_bytes(self) -> int:
+        """Shared memory through which results leave."""
         return self.consumers * 4 * self.store_buffers * WARP_ROWS * self.store_span_bytes
 
     @property
@@ -190,7 +198,10 @@ class Specialisation:
     def schedule(
         self, m: int, n: int, k: int, policy: str, splits: int = 1, workers: int = 1, group: int = 1
     ) -> Schedule:
-        """The schedule in tiles of a cluster. Raises ValueError for one that cannot be or needs `shared_tiles`."""
+        """The schedule in tiles of a cluster; workers are clusters too.
+
+        Raises ValueError for one that cannot be, or that needs `shared_tiles`.
+        """
         for letter, size in (("M", m), ("N", n), ("K", k)):
             if not 1 <= size <= MOST_DIMENSION:
                 raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")

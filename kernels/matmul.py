@@ -1,4 +1,7 @@
-"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run."""
+"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run.
+
+Nothing is tuned here: the requested configuration runs.
+"""
 
 from __future__ import annotations
 
@@ -129,6 +132,7 @@ class Configuration:
 
     @property
     def b_transposed(self) -> bool:
+        """True if B is stored [N, K]."""
         return self.layout[0] == "T"
 
     @property

@@ -1,4 +1,8 @@
-"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free."""
+"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free.
+
+A kernel that starts to spill, to need more registers or to lose its tensor-core instructions is a regression that is
+seen on a machine with no GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target."""
+"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target.
+
+torch and Triton are imported when something is run or compiled.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Launch:
         self._out_of_resources = triton.runtime.errors.OutOfResources
 
     def __call__(self) -> Any:
-        """Enqueue it; the kernel, or None if interpreted. Raises ValueError for too little shared memory."""
+        """Enqueue it; the kernel, or None if interpreted. Raises ValueError for too little memory or registers."""
         try:
             return self._kernel(*self._arguments, **self._options)
         except self._out_of_resources as error:

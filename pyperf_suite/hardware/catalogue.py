@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import operator
 import re
@@ -102,6 +101,8 @@ def find_gpu(name: str) -> GpuSpec:
     """
     gpu = _by_key().get(_key(name))
     if gpu is None:
+        import difflib
+
         near = difflib.get_close_matches(_key(name[:80]), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
         offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
         choice = f"did you mean {' or '.join(offered)}?" if offered else f"it has {', '.join(map(str, all_gpus()))}."
@@ -110,7 +111,10 @@ def find_gpu(name: str) -> GpuSpec:
 
 
 def capability_of(name: str) -> tuple[int, int] | None:
-    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ."""
+    """The compute capability by a GPU's name, or of all GPUs with its model's word, as H200; None if they differ.
+
+    So a variant that the catalogue lacks has one, as the H200 NVL.
+    """
     exact = _by_key().get(_key(name))
     if exact is not None:
         return exact.compute_capability
@@ -165,7 +169,7 @@ def _catalogue() -> dict[str, Any]:
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
-    """An entry of gpus.toml in plain units; memory that is sold in GB is what drivers report in GiB."""
+    """An entry of gpus.toml in plain units: memory in GiB, which drivers report, of nearly the number sold as GB."""
     written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],

@@ -37,7 +37,10 @@ def required(facility: Facility | Unavailable) -> Facility:
 
 
 def open_library(override: str, names: Sequence[str]) -> Any:
-    """Open the library that the variable `override` names, which must open, else the first. Raises Unavailable."""
+    """Open the library whose path the environment variable `override` gives, else the first name that opens.
+
+    Raises Unavailable where nothing opens. A set override is never passed over: what it names must open.
+    """
     path = os.environ.get(override)
     for name in [path] if path else names:
         try:

@@ -1,4 +1,7 @@
-"""Read the small text files by which a Linux kernel describes the machine; one that is not as it should be is None."""
+"""Read the small text files by which a Linux kernel describes the machine, below a root that tests replace.
+
+A file that is absent, unreadable or not what it should be reads as None: no oddity may stop a measurement.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
 @dataclass(frozen=True)
 class LinkPeak:
-    """A kind of link's peak, in one direction, and one NVLink's share where a GPU bonds several."""
+    """A kind of link's peak by its data sheet, in one direction, and one NVLink's share where a GPU bonds several."""
 
     name: str
     gb_per_s: float

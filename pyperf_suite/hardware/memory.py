@@ -54,6 +54,7 @@ def cpu_quota_cores(files: KernelFiles) -> float | None:
 
 def cpu_throttled_s(files: KernelFiles) -> float | None:
     """Seconds that quotas kept this process's groups from running so far; None without a counter."""
+    # The groups above count each for all their children, so the largest holds.
     found = []
     for folder in _groups(files, "cpu"):
         text = files.text(f"{folder}/cpu.stat") or ""
@@ -76,6 +77,7 @@ def memory_limit_bytes(files: KernelFiles) -> int | None:
 
 def memory_available_bytes(files: KernelFiles) -> int | None:
     """Memory that the narrowest limit leaves, inactive page cache included; None where there is no limit."""
+    # The kernel counts that cache as used, but gives it up before anything is refused.
     left = []
     for folder in _groups(files, "memory"):
         version_2 = files.exists(f"{folder}/memory.max")

@@ -296,7 +296,10 @@ class Nvml:
         return None
 
     def throttled_s(self, uuid: str) -> dict[str, float] | None:
-        """Seconds since the driver was loaded that each reason lowered the clocks; None without such counters."""
+        """Seconds since the driver was loaded that each reason lowered the clocks; None without such counters.
+
+        Heat and brake are left out under a driver whose numbers for them are not known.
+        """
         device, seconds = self._physical(uuid), {}
         power = self._fields(device, (POWER_CAP_FIELD,), 0)
         if power is None:
@@ -378,7 +381,10 @@ class Nvml:
         return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
 
     def pcie(self, uuid: str) -> dict[str, int]:
-        """The GPU's PCIe generation and lanes now, fewer when idle, and at most here; absent if not reported."""
+        """The GPU's PCIe generation and lanes now and at most in this slot, the card's generation; else absent.
+
+        A GPU that has nothing to do may run at an older generation until it has.
+        """
         device = self._physical(uuid)
         answers = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
         return {name: value for name, value in answers.items() if value is not None}

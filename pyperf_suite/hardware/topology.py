@@ -61,7 +61,10 @@ class Path:
         return self.kind or "unknown"
 
     def peak_gb_per_s(self, compute_capability: tuple[int, int]) -> float | None:
-        """GB/s (1e9), one direction, that the path carries at best, no PCIe more than a slot; None if unknown."""
+        """GB/s (1e9), one direction, that the path of such GPUs carries at best; None where it is not known.
+
+        Behind every path that is not NVLink stands the PCIe slot: bridges and sockets can only take away from it.
+        """
         if self.nvlinks:
             nvlink = nvlink_of(compute_capability)
             return self.nvlinks * nvlink.per_link_gb_per_s if nvlink and nvlink.per_link_gb_per_s else None
@@ -70,7 +73,11 @@ class Path:
 
 @dataclass(frozen=True)
 class LinkGraph:
-    """The matrix by nvidia-smi's names: `paths` in both orders, system names of NICs, affinities as printed."""
+    """The matrix, by the names that nvidia-smi gives: `GPU0`, and `NIC0` or `mlx5_0`.
+
+    `paths` has both orders of each pair. `nic_names` are the system's names of NIC0 and so on. `numa` and `cpus` are
+    the affinities of each GPU as printed, left out where none were.
+    """
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
@@ -115,7 +122,10 @@ class LinkGraph:
 
 
 def parse(text: str) -> LinkGraph:
-    """Read what `nvidia-smi topo -m` printed, coloured, with tabs or spaces. Raises UserError for no whole matrix."""
+    """Read what `nvidia-smi topo -m` printed, coloured or not, with tabs or spaces.
+
+    Raises UserError where there is no matrix, or it is cut off or mangled; the sentence says where.
+    """
     lines = [COLOURS.sub("", line) for line in text.splitlines()]
     start, devices, columns = _header(lines)
     cells: dict[str, list[str]] = {}
@@ -224,7 +234,10 @@ def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: s
 
 
 def wiring(gpus: Sequence[Gpu], manager: Nvml, graph: LinkGraph | Unavailable | None = None) -> dict[str, Any]:
-    """For every two GPUs, as in `0-3`, the path and the GB/s (1e9) it carries at best; empty where not known."""
+    """For every two GPUs, as in `0-3`, the path between them and the GB/s (1e9) that it carries at best, or null.
+
+    Empty where there are fewer than two, or nvidia-smi does not report. `graph` is read from it if not given.
+    """
     if len(gpus) < 2:
         return {}
     graph = read() if graph is None else graph

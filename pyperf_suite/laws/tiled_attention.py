@@ -217,7 +217,10 @@ def bucket_of(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class HeadSizeLaw:
-    """Seconds = heads · (per_head_s + per_column_s · computed columns); `held_out` are its relative errors."""
+    """Seconds = heads · (per_head_s + per_column_s · computed columns of head_dim), at one length, mask and batch.
+
+    `held_out` are relative errors at head dimensions that the other ones predict; none for fewer than three.
+    """
 
     per_head_s: float
     per_column_s: float

@@ -151,7 +151,10 @@ LIBRARY_TILES = tuple(
 
 
 def library_area(m: int, n: int, slots: int) -> int:
-    """Elements of C that the busiest of `slots` computes in the tile that is best for it: waves · Tm · Tn."""
+    """Elements of C that the busiest of `slots` computes in the tile that keeps it least busy: waves · Tm · Tn.
+
+    It is what a library does that widens its tile before it opens another wave.
+    """
     return min(-(-(-(-m // tile_m) * -(-n // tile_n)) // slots) * tile_m * tile_n for tile_m, tile_n in LIBRARY_TILES)
 
 
@@ -201,7 +204,11 @@ PARTIAL_IN_K_TILES = 8  # cost of writing or reading a partial result, in k-tile
 def _busiest_of_stream_k(
     tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
 ) -> CriticalPath:
-    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out."""
+    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
+
+    A unit whose last tile is another's to finish writes a partial result; one that finishes a tile which others began
+    reads one from each of them.
+    """
     whole_tiles = np.where(tiles % workers == 0, tiles // workers, np.maximum(tiles // workers - 1, 0))
     share, rest = np.divmod((tiles - whole_tiles * workers) * k_tiles, workers)
     of_tile, unit = k_tiles[..., None], np.arange(workers)
@@ -223,7 +230,10 @@ def _busiest_of_stream_k(
 
 @dataclass(frozen=True)
 class StaircaseLaw:
-    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine."""
+    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine.
+
+    With data_parallel this is waves × (per_k·K + per_tile) + overhead: time = waves × tile time + overhead.
+    """
 
     overhead_s: float
     per_k_s: float
@@ -245,7 +255,10 @@ class StaircaseLaw:
 
 @dataclass(frozen=True)
 class JudgedLaw:
-    """A law, its cases fitted, its relative errors on others, and `noise`: the median error if it were right."""
+    """A law, on how many cases it was fitted, and its relative errors on the others.
+
+    `noise` is the median error that would be left on those if the law were right: what their times are uncertain by.
+    """
 
     law: StaircaseLaw
     fitted_on: int
@@ -262,7 +275,11 @@ _LAW_ERROR = 0.02
 def judged_by_waves(
     paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike, errors: ArrayLike | None = None
 ) -> JudgedLaw | None:
-    """Fit on odd numbers of waves and judge on even ones, by relative standard `errors`; None if either is empty."""
+    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
+
+    One path, time and number of waves for each case; `errors` are the times' relative standard errors, and say how much
+    each counts. None where either part is empty.
+    """
     measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
     if odd.all() or not odd.any():
         return None
@@ -275,7 +292,10 @@ def judged_by_waves(
 
 
 def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike, errors: ArrayLike | None = None) -> list[float]:
-    """Costs of features [cases, costs], none negative, by least squares of relative residuals. Raises ValueError."""
+    """Costs of features [cases, costs], none negative, by least squares of relative residuals.
+
+    `errors` are relative standard errors of the seconds, equal by default. Raises ValueError for no measurements.
+    """
     from scipy.optimize import nnls
 
     measured = np.asarray(seconds, dtype=np.float64)
@@ -313,7 +333,7 @@ def round_up(size: Size, multiple: int) -> Size:
 
 
 def nearest_with(divisor: int, size: int) -> int:
-    """The size nearest to `size` whose largest power of two is exactly `divisor`; of two the smaller one."""
+    """The size nearest to `size` whose largest power of two is exactly `divisor`; of two as near the smaller one."""
     below = (size // divisor - 1) // 2 * 2 + 1
     candidates = [odd * divisor for odd in (below, below + 2) if odd >= 1]
     return min(candidates, key=lambda candidate: (abs(candidate - size), candidate))

@@ -57,7 +57,7 @@ def message_bytes(operation: str, count: ArrayLike, element_bytes: ArrayLike, ra
 def element_count(
     operation: str, size_bytes: ArrayLike, element_bytes: ArrayLike, ranks: ArrayLike
 ) -> NDArray[np.int64]:
-    """The largest count, as NCCL counts, whose message is at most `size_bytes`. Raises UserError."""
+    """The largest count, as NCCL counts, whose message is at most `size_bytes`. Raises as `message_bytes` does."""
     one = message_bytes(operation, 1, element_bytes, ranks)
     return np.asarray(np.asarray(size_bytes, dtype=np.int64) // one, dtype=np.int64)
 

@@ -278,7 +278,10 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Product:
-    """`calls` of one product C[M,N] = A[M,K]·B[K,N] on a rank; `outside_layers` if it is once in the model."""
+    """`calls` of one product C[M,N] = A[M,K]·B[K,N] of a micro-batch on a rank, in all layers together.
+
+    `part` says of what: "qkv", "mlp in", "logits" and so on; `outside_layers` that it stands once in the model.
+    """
 
     part: str
     phase: Phase
@@ -439,7 +442,10 @@ class AttentionCall:
 def attention_call(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> AttentionCall:
-    """The attention of one micro-batch on one rank, over whole sequences; heads are cut over TP, not the sequence."""
+    """The attention of one micro-batch on one rank, as if all layers saw whole sequences: see `attention_calls`.
+
+    Heads are cut over TP; with SP the sequence is whole here.
+    """
     ranks = (sharding or Sharding()).tensor
     heads = model.heads // ranks
     return AttentionCall(
@@ -500,7 +506,10 @@ def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
 
 
 def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
-    """FLOPs with recomputation of "attention" or "layers", logits never. Raises UserError for another word."""
+    """FLOPs with recomputation: for "attention" or "layers" one forward pass more, logits never.
+
+    Raises UserError for another word.
+    """
     check_recompute(recompute)
     inside, outside, attention = _forward(model, batch, seq)
     once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]

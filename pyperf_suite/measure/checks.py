@@ -1,4 +1,8 @@
-"""Check what launches leave while they are timed: chance draws the ends of parts, and the last is looked at."""
+"""Check what launches leave while they are timed: chance draws the ends of parts, and the last is looked at.
+
+A race or a bad operand set shows in some launches only; what was verified before timing says nothing of those. What
+ran last is surely there still, and nothing that runs can know which launch that will be.
+"""
 
 from __future__ import annotations
 
@@ -200,6 +204,7 @@ class SetChecks(Checks):
 
     def arm(self, last: int, launches: int) -> None:
         """Poison the set that ends the part, unless it comes so soon that it would be found in the cache."""
+        # A launch that leaves what it finds would be right again and again.
         if launches > self._launches.sets // 2:
             self._launches.poison(last % self._launches.sets)
 

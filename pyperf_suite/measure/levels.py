@@ -145,7 +145,10 @@ FEWEST_VALUES = 8  # with fewer values neither a drift nor a change can be disti
 
 
 def chance_of_no_trend(values: NDArray[np.float64]) -> float:
-    """The probability of such an order without a trend: Spearman's r √((n − 2)/(1 − r²)) is Student's t (Zar 1972)."""
+    """The probability that values without a trend are ordered as much, by Spearman's rank correlation r with time.
+
+    r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
+    """
     count = len(values)
     if count < FEWEST_VALUES or not np.ptp(values):
         return 1.0

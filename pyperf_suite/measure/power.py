@@ -116,7 +116,10 @@ class GpuSlices:
 
 @dataclass(frozen=True)
 class SettleRule:
-    """A load has settled once its clock changes by less than `change` over the last `window_s`; looked at by blocks."""
+    """A load has settled once its clock changes by less than `change` over the last `window_s`.
+
+    It lasts `min_time_s` at least; at `time_cap_s` it counts as not settled. A block between two looks lasts `block_s`.
+    """
 
     change: float = 0.005
     window_s: float = 2.0
@@ -161,7 +164,10 @@ def settle(
     rule: SettleRule | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Settled:
-    """Launch `batch` launches a sample back to back from index `first` on, until the clock or the speed settles."""
+    """Launch back to back from index `first` on, `batch` launches of `launch_s` a sample, until the clock settles.
+
+    Where no clock can be read, the speed of the launches stands for it. Raises whatever `launch` raises.
+    """
     rule = rule or SettleRule()
     if hasattr(stopwatch, "follow_on"):
         stopwatch.follow_on()

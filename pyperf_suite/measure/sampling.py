@@ -209,7 +209,11 @@ class WarmUp:
 
 
 def is_steady(samples: Sequence[float], tolerance: float) -> bool:
-    """True if in the later half of `samples` medians of both quarters agree, or their 95 % intervals overlap."""
+    """True if the later half of `samples`, four or more, shows no change: a slow start is forgotten in time.
+
+    The medians of its two quarters agree within `tolerance`, or their 95 % intervals, taken as of independent samples,
+    overlap: a longer warm-up could not end a change that noise hides.
+    """
     if len(samples) < 4:
         return False
     recent = np.asarray(samples[len(samples) // 2 :], dtype=np.float64)
@@ -231,7 +235,10 @@ def warm_up(
     shortest_sample_s: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> WarmUp:
-    """Launch from index 0 on, once at least, until steady or out of time, and find how many launches a sample has."""
+    """Launch from index 0 on, once at least, until steady or out of time.
+
+    A sample has as many launches as last `shortest_sample_s` and a hundred times the stopwatch's resolution.
+    """
     begin = clock()
     if rule.launches:
         counted = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]

@@ -79,7 +79,10 @@ def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Precision:
-    """Unit roundoffs of a dtype's sums (`accumulation`) and of storing it, and the magnitude that loses all digits."""
+    """Unit roundoffs of the sums that kernels form of a dtype's products (`accumulation`) and of storing in it.
+
+    `smallest` is the magnitude below which a stored result may lose all digits.
+    """
 
     accumulation: float
     rounding: float

@@ -35,7 +35,7 @@ TOPICS = ("products", "attention", "network", "training", "the whole step", "law
 PACKAGE = "pyperf_suite.probes"
 
 ProbeType = TypeVar("ProbeType", "Probe", "Listed")
-FindProbe = Callable[[str], "Probe"]
+FindProbe = Callable[[str], "Probe"]  # `find_probe`, or what gives some probes more to judge by
 
 
 def _own_names() -> list[str]:

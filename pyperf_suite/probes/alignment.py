@@ -479,10 +479,11 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
     calls = [call for pad in pads if (call := pad.at_each_call) is not None]
     if not calls:
         return None
-    winning = sum(map(wins, calls))
+    sentence, winning = "{setting}: padded at each call, {winning} of {tried} sizes run faster", sum(map(wins, calls))
+    if winning:
+        sentence += ", the best {gain} as fast"
     return remark(
-        "{setting}: padded at each call, {winning} of {tried} sizes run faster"
-        + ", the best {gain} as fast" * bool(winning),
+        sentence,
         setting=pads[0].sweep.setting,
         winning=winning,
         tried=len(calls),

@@ -171,6 +171,13 @@ def _share(total: int, parts: int, refusal: str) -> int:
     return total // parts
 
 
+def group(case: Case) -> str:
+    """One table an implementation and pass."""
+    p = case.parameters
+    phase = "backward" if p.backward else "decode" if p.seq_q == 1 else "forward"
+    return f"attention_heads {case.implementation} {phase}"
+
+
 # Our own kernels, which take the requested blocks.
 FORWARD_ONLY = (HOPPER, *map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OUR_KERNELS = (*FORWARD_ONLY, "triton")
@@ -190,6 +197,7 @@ def kv_ratio(row: Row[AttentionParameters]) -> str:
 def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
     """The tiles of a forward pass, on one slot unless told; None where its kernel does not tell them."""
     p, details = row.p, row.reading.details
+    # Gradients are computed in tiles of other kinds, which the law does not count.
     if p.backward:
         return None
     if {"blocks", "padded_head_dim"} <= details.keys():
@@ -198,6 +206,7 @@ def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
         padded_head_dim, blocks = flash.padded_head_dim, flash.blocks
     else:
         return None
+    # A library does not tell its slots: as on a single one, none of its tiles are too few.
     slots, together = details.get("slots") or 1, details.get("heads_together", 0)
     sizes = p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded_head_dim
     return TiledAttention(*sizes, p.causal, blocks, slots, together)
@@ -602,8 +611,5 @@ PROBE = Probe(
     ),
     tables=TABLES,
     analyse=analyse,
-    group=lambda case: (
-        f"attention_heads {case.implementation} "
-        + ("backward" if case.parameters.backward else "decode" if case.parameters.seq_q == 1 else "forward")
-    ),
+    group=group,
 )

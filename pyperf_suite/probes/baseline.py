@@ -1,4 +1,7 @@
-"""How our own matrix product compares with the library's on the same shapes, in the same run."""
+"""How our own matrix product compares with the library's on the same shapes, in the same run.
+
+A probe's kernel explains a machine only where it is about as fast as what people really use there.
+"""
 
 from __future__ import annotations
 
@@ -211,6 +214,7 @@ def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
 
 def peak_of(row: Row[MatmulParameters]) -> float | None:
     """The most that our CPU kernel's instructions multiply, FLOP/s, the highest of its setting; None where unknown."""
+    # Other users of the cores can only lower it.
     same = row.rows.sharing(row, lambda each: (each.implementation, each.p.dtype, each.p.schedule.workers))
     seen = (other.reading.details.get("peak_flop_per_s") or 0.0 for other in same)
     return max(seen) or None

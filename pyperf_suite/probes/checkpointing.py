@@ -17,7 +17,7 @@ from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
 from pyperf_suite.findings.data import BEKMAN, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, series_by, table
-from pyperf_suite.hardware.devices import gpus
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
 from pyperf_suite.record.case import Case
@@ -45,6 +45,11 @@ TRAINS_MORE = (
 NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
 
 
+def megabytes(device: Device) -> tuple[int, ...]:
+    """Return the megabytes of a GPU's memory next to CUDA's context."""
+    return (math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6),)
+
+
 @dataclass(frozen=True)
 class CheckpointingAxes(AxisTable):
     """On a CPU a few small blocks, a tenth of a second a step at the largest batch; on a GPU what its memory holds.
@@ -61,10 +66,7 @@ class CheckpointingAxes(AxisTable):
     attention: tuple[str, ...] = ("sdpa",)
     precision: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
     part: tuple[str, ...] = ("train",)
-    budget_mb: Annotated[tuple[int, ...], Within(0)] = by(
-        *((0,), (25,), (200,)),
-        cuda=by((0,), standard=lambda gpu: (math.floor((gpus()[gpu.index].memory_bytes - CONTEXT_BYTES) / 1e6),)),
-    )
+    budget_mb: Annotated[tuple[int, ...], Within(0)] = by((0,), (25,), (200,), cuda=by((0,), standard=megabytes))
     workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
     batch: Annotated[tuple[int, ...], Within(1)] = by((4,), full=(1, 2, 4), cuda=by((2,), full=(1, 2, 4, 8)))
     checkpointing: tuple[Checkpointing, ...] = by(
@@ -81,7 +83,10 @@ def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
 
 @dataclass
 class BatchSearch:
-    """One policy of one transformer: batches that fit with their bytes, others; `broken` where something failed."""
+    """One policy of one transformer: batches that fit with their bytes, and others; of `parameters` the batch is 1.
+
+    `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
+    """
 
     parameters: TrainingStepParameters
     fits: dict[int, Mapping[str, float]] = field(default_factory=dict)

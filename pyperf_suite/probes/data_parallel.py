@@ -121,7 +121,10 @@ def exchanged(step: Row) -> str:
 
 
 def last_rank_s(records: Sequence[Record]) -> dict[str, float]:
-    """By case, an iteration's time on its last rank: the median over iterations, or the largest of ranks' medians."""
+    """By case, an iteration's time on its last rank, which those that exchange wait for.
+
+    The median over iterations of the largest of the ranks' times; of many ranks, the largest of their medians.
+    """
     seconds: dict[str, list[float]] = {}
     for record in records:
         samples = record.sampling.get("rank_samples_s")

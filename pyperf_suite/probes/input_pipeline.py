@@ -85,9 +85,11 @@ class InputPipelineAxes(AxisTable):
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
     """Loaders, then one setting at a time (see InputPipelineAxes)."""
+    # The most loaders within the guide's and the cores, if there are any, else the fewest.
     within = [count for count in axes.loaders if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
+    loaders_of_variations = max(within) if within else min(filter(None, axes.loaders), default=0)
     base = InputPipelineParameters(
-        loaders=max(within) if within else min(filter(None, axes.loaders), default=0),
+        loaders=loaders_of_variations,
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
         # The same in all cases of a sweep, so that their times compare as they are.

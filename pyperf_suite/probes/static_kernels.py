@@ -1,4 +1,7 @@
-"""Read our GPU kernels' registers, memory and instructions from machine code, on any machine."""
+"""Read our GPU kernels' registers, memory and instructions from machine code, on any machine.
+
+The figures are exact: one that changes is a change of the source or of the compiler, and both are in the record.
+"""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
 def rows_of_tiles(device: Device) -> tuple[int, ...]:
     """Return the largest number of tile rows that divides the multiprocessors, so that columns meet wave edges."""
     (count,) = multiprocessors(device)
+    # A single row of tiles would read its operands at the speed of memory and show that instead.
     return (max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if count % rows == 0),)
 
 

@@ -81,6 +81,7 @@ class Group:
                 self._wait(keys, doing, deadline_s)
                 answers = [json.loads(answer) for answer in self.store.multi_get(keys)]
                 self.store.set(everyone, json.dumps(answers))
+                # Every rank has come to this step, so all have read the keys of earlier ones.
                 for key in self._stale:
                     self.store.delete_key(key)
                 self._stale = [*keys, everyone]
@@ -97,7 +98,10 @@ class Group:
         return [answer for _, answer in answers]
 
     def to_first(self, doing: str, value: Any, deadline_s: float) -> list[Any]:
-        """Every rank's JSON value in order on rank 0; the others go on at once. Raises RanksMissing."""
+        """Every rank's JSON value in order on rank 0; the others go on at once with an empty list.
+
+        Raises RanksMissing where some do not answer within the deadline.
+        """
         step = self._next()
         if self.count == 1:
             return [json.loads(json.dumps(value))]
@@ -134,7 +138,7 @@ class Group:
             yield
 
     def broken(self, doing: str, error: Exception) -> RanksMissing:
-        """Return the error for a step that `error` ended here: it names who is gone, else this rank."""
+        """Return the error for a step that `error` ended here: it names who is gone, else this rank with `error`."""
         memory = out_of_memory(error)
         said = memory or (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)

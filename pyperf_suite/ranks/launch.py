@@ -77,7 +77,11 @@ ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
 
 
 def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment:
-    """This process's place by a launcher's variables, but those left to a shell. Raises UserError."""
+    """This process's place. Raises UserError where a launcher's variables contradict each other or are incomplete.
+
+    A shell may hold what a launcher set: a batch script or an interactive shell of SLURM is no step of several tasks,
+    and what torchrun left to a shell has no torchrun above it.
+    """
     if "RANK" in environ or "TORCHELASTIC_RUN_ID" in environ:
         if "TORCHELASTIC_RUN_ID" in environ and _is_left_over():
             return ALONE
@@ -251,7 +255,10 @@ def _host(port: int, descriptor: int) -> object:
 
 
 def _wait_for(ranks: Mapping[int, int]) -> bool:
-    """Wait for all ranks by process number; True where one failed, after which the others are ended."""
+    """Wait until all ranks have ended, by process number, and return True where one failed.
+
+    The others then get SIGTERM, for they may still name it, and SIGKILL if they do not end or are stopped.
+    """
     running, failed, kill_at_s = dict(ranks), False, math.inf
     while running:
         received = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, LOOK_S if failed else NEXT_LOOK_S)

@@ -254,8 +254,8 @@ class Watchdog:
     """Heartbeats, the abort key and the deadline of what the main thread is in. Start it once a process.
 
     `store` is a client of its own: the main thread's may be blocked in a wait. `starting` knows of ranks of this node
-    that have not joined. The process's end is told each of `before_end` first of all, which aborts what hangs, so that
-    devices are left clean.
+    that have not joined. Each of `before_end` is called with the sentence first of all when the process ends: it aborts
+    what hangs, so that devices are left clean.
     """
 
     def __init__(self, store: Any, rank: int, count: int, starting: Starting | None = None) -> None:

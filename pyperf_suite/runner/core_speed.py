@@ -1,4 +1,7 @@
-"""Memory of how fast a machine's cores are at their best, below the user's cache folder, by machine and kind."""
+"""Memory of how fast a machine's cores are at their best, below the user's cache folder, by machine and kind.
+
+A run that lies in a slow stretch of its machine from beginning to end cannot tell by itself.
+"""
 
 from __future__ import annotations
 

@@ -188,7 +188,10 @@ def measure_ranked(
     place: ExecutionContext,
     clock: Callable[[], float] = time.monotonic,
 ) -> Turns[dict[str, Any]]:
-    """This rank's part of one case; rank 0 returns its record's measured part. Raises RanksMissing past a deadline."""
+    """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
+
+    Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
+    """
     group = place.ranks
     transfers, trouble = _prepare(workload, case, place)
     try:
@@ -209,7 +212,7 @@ def measure_ranked(
                 except StopIteration as end:
                     answer: dict[str, Any] = end.value
                     return answer
-                lead._group.from_first("next block", END_OF_TURN, lead._deadline_s)
+                lead.end_turn()
                 others_ran = yield
         except RanksMissing:
             raise
@@ -368,6 +371,10 @@ class _Lead(Prepared, Checks):
     def look(self, last: int, launches: int) -> None:
         """All ranks have looked, in the same step as they timed the part: it is told when all are out of the blocks."""
         self._is_armed, self.checked = False, self.checked + 1
+
+    def end_turn(self) -> None:
+        """Let the other ranks leave this case until its next turn."""
+        self._group.from_first("next block", END_OF_TURN, self._deadline_s)
 
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""

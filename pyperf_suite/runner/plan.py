@@ -167,7 +167,7 @@ def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]
     return ordered
 
 
-Trial = tuple[PlannedCase, int]  # a trial: a case and the number of the process that measures it
+Trial = tuple[PlannedCase, int]  # a case and the number of the process that measures it
 Progress = Callable[[int, int, str, Callable[[], float]], None]
 """Called with the trials done, all trials, what the last one gave, and what estimates the seconds still to go."""
 
@@ -337,7 +337,10 @@ class ProgressLines:
 
 @functools.cache
 def slowed() -> float:
-    """How long a thread computes for a second: geometric mean of what a moment shows and the last minute's load."""
+    """How long a thread takes to compute for a second, 1 or more where others have the cores meanwhile.
+
+    The geometric mean of what a moment shows, and of how many have wanted each core in the last minute.
+    """
 
     def look() -> float:
         began_s, computed_s = time.perf_counter(), time.thread_time()

@@ -79,7 +79,10 @@ def run_files(results: Path, names: Sequence[str]) -> list[Path]:
 
 
 def create_run(results: Path, identity: Identity, plan: Plan, name: str | None = None) -> RunFolder:
-    """Make a new run's folder and manifest, of that name or by the time. Raises UserError where that cannot be."""
+    """Make a new run's folder and manifest, of that name or of one that says when.
+
+    Raises UserError where the results folder cannot be written, or a name is no folder's.
+    """
     if name is not None and (Path(name).name != name or name == ".." or not name.isprintable()):
         raise UserError(f"{name!r} cannot name a run: give a plain name, without slashes.")
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -133,7 +136,10 @@ def read_run(path: Path) -> RunFolder:
 
 
 def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "latest") -> RunFolder:
-    """The run to resume: the newest of the same plan here, or the one named `wanted`. Raises UserError for none."""
+    """The run to resume: the newest of the same plan on this machine, or the one named `wanted`.
+
+    Raises UserError where there is none, or where the named run measured something else.
+    """
     folder = results / identity.slug
     if wanted != "latest":
         run = read_run(folder / wanted)

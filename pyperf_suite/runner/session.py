@@ -111,7 +111,10 @@ class Session:
         self._due: set[tuple[str, str, int]] = set()
 
     def open(self) -> Session:
-        """Open the journal, read it and measure the sentinel. Raises UserError where it cannot go on as it began."""
+        """Open the journal, read it and measure the sentinel.
+
+        Raises UserError where the journal cannot be read or written, or was kept with another --audit.
+        """
         self._began_s = self.clock()
         for workers in self.workers:
             workers.best_loop_s = remembered(str(self._identity["slug"]))
@@ -146,7 +149,7 @@ class Session:
         self._resources.close()
 
     def trials(self) -> list[Trial]:
-        """Every trial of the plan: all cases in one process before any case in the next."""
+        """Every trial of the plan: all cases in one process before any in the next, should the run be cut short."""
         return [
             (planned, process)
             for process in range(self.plan.profile.processes)
@@ -205,7 +208,11 @@ class Session:
                 show((visited + done) // (2 if visited else 1), len(trials), in_brief(record), left_s)
 
     def visit_first(self, trials: Sequence[Trial], show: Progress) -> int:
-        """Visit cases of a one-process profile for the first of two times, and return how many trials that are."""
+        """Visit cases of a one-process profile for the first of two times, and return how many trials that are.
+
+        Those that have not converged, or whose cores were slow, are due for a second visit when all have had their
+        first: a machine's slow stretches seldom last for both.
+        """
         if not self.plan.has_two_visits or len(trials) == 1:
             return 0
         for done, trial in enumerate(trials, 1):
@@ -249,12 +256,19 @@ class Session:
         )
 
     def measure(self, planned: PlannedCase) -> list[Record]:
-        """The case's record from each process that the budget allows, kept ones too. Raises UserError."""
+        """The case's record from each process that the budget allows; what a resumed run holds is not measured again.
+
+        Raises UserError where a record cannot be written.
+        """
         trials = self.within_budget((planned, process) for process in self.processes(planned))
         return [self.measure_trial(*trial) for trial in trials]
 
     def measure_trial(self, planned: PlannedCase, process: int) -> Record:
-        """The case's record from one process, measured with its group. Raises UserError if it cannot be written."""
+        """The case's record from one process; what a resumed run already holds is not measured again.
+
+        It is measured by turns with those that come after it in the plan, whose records are then there as well. Raises
+        UserError where a record cannot be written.
+        """
         key = _key(planned, process)
         is_due = key in self._due
         if is_due:
@@ -296,7 +310,7 @@ class Session:
         return copies_bytes * max(1, workload.ranks(parameters))
 
     def _measure_group(self, group: Sequence[PlannedCase], process: int, visit: int = 0) -> None:
-        """Keep the group's records as its cases are done; `visit` is 1 or 2 of two visits, 0 for the only one."""
+        """Keep the records of answered cases as they are done; `visit` is 1 or 2 of two visits, 0 for the only one."""
         is_first, began_s = visit == 1, self.clock()
         cases = [planned.case for planned in group]
         takes_turns = worker_kind(group[0], self.plan.profile.effort) is not None
@@ -365,7 +379,10 @@ class Session:
         seconds: float = 0.0,
         is_second: bool = False,
     ) -> Record:
-        """Keep an answer as the case's record, in the journal too; a second visit joins the first. Raises UserError."""
+        """Keep an answer as the case's record, in the journal too; a second visit joins the first.
+
+        Raises UserError where it cannot be written.
+        """
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.pop("witnesses", None)
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))

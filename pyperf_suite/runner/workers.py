@@ -1,4 +1,7 @@
-"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it."""
+"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it.
+
+Each request to a worker has a deadline; a worker that does not answer is ended, and how it ended is reported.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def request_for(
 
 
 class WorkerLost(Exception):
-    """The worker died or ran past its deadline, in the turn of `case`; for `witnesses` see SparedCases."""
+    """The worker died or ran past its deadline, in the turn of `case`; for `witnesses` see SparedCases.
+
+    The message is the reason for that case.
+    """
 
     def __init__(self, reason: str, case: int = 0, witnesses: int = 0) -> None:
         super().__init__(reason)
@@ -129,7 +135,10 @@ GROUP_PATIENCE_S = 30.0
 
 
 class Workers:
-    """Measures a session's cases, one by one or by turns; `best_loop_s` is by runner/core_speed.py."""
+    """Measures a session's cases, one by one or by turns: at least one of the two is defined.
+
+    `best_loop_s` is what earlier runs on this machine saw of its cores (runner/core_speed.py).
+    """
 
     best_loop_s: Mapping[str, float] | None = None
 
@@ -151,7 +160,11 @@ class Workers:
 
 
 class WorkerPool(Workers):
-    """Processes, and groups of ranks, that stay alive between cases and share a folder; a context manager."""
+    """Processes that stay alive between cases and share a folder; a context manager.
+
+    Cases of several ranks get a group of their own number of ranks and environment, each time a new one where the
+    operator asks for fresh ranks.
+    """
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S, alternates: bool = False) -> None:
         """`alternates`: a group and a process that measures alone both stay, for a plan asks now one, now the other."""
@@ -166,7 +179,10 @@ class WorkerPool(Workers):
         self._shared = OwnedFolder("run")
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        """The answers of worker `process`; a lost one fails the case in turn, fresh ones take the rest one by one."""
+        """The answers of worker `process`; one that is lost makes the case failed whose turn it was.
+
+        A fresh one takes the others, each of them alone: what the lost one had taken may be what ended it.
+        """
         left, is_first = list(range(len(cases))), True
         while left:
             for number in left[:]:
@@ -271,7 +287,10 @@ class WorkerPool(Workers):
 
 
 class GroupWorkers(Workers):
-    """The group of whose ranks a session is rank 0, and a pool for the rest; raises UserError once a rank is lost."""
+    """The group in whose rank 0 a session runs, for all trials, and a pool for what needs no ranks.
+
+    Once a rank is lost the case it was in is failed, and the next request raises UserError.
+    """
 
     def __init__(self, group: Group, device: Device, deadline_s: float) -> None:
         self._group, self._device, self._deadline_s = group, device, deadline_s

@@ -70,7 +70,10 @@ def named_by_isa(isa: str) -> str:
 
 @dataclass(frozen=True)
 class CorePeak:
-    """A core's mean peak while `workers` multiply at once; `clock_hz` then, `idle_clock_hz` of integers before."""
+    """A core's mean peak while `workers` multiply at once, with the clock meanwhile and that of plain integers before.
+
+    Wide vectors and matrix units may lower `clock_hz` below `idle_clock_hz`.
+    """
 
     isa: str
     unit: str
@@ -95,6 +98,7 @@ _best: dict[tuple[str, str | None, int], list[tuple[float, ...]]] = {}
 
 def core_peak(dtype: str, isa: str | None = None, workers: int = 1) -> CorePeak:
     """The best that this process has seen so far. Raises UserError for an instruction set or cores not here."""
+    # Each call looks again, for whoever else runs can only lower a look.
     native, key = native_extension(), (dtype, isa, workers)
     try:
         looked = native.core_peaks(dtype, workers, AGAIN_S if key in _best else MEASURED_S, isa)
@@ -134,7 +138,10 @@ class CudaDevice:
         options: Sequence[str] = (),
         architecture: str | None = None,
     ) -> bytes:
-        """Machine code of a source, for this device by default. Raises Unsupported or `native.CompileError`."""
+        """Machine code of a source, for this device if no architecture is named; headers by their include name.
+
+        Raises Unsupported where NVRTC does not know the device, and `native.CompileError` with the compiler's log.
+        """
         target = architecture or self.context.architecture
         with self.translated():
             compiled = self._compiler.compile(name, source, dict(headers), target, list(options))
@@ -342,7 +349,10 @@ def use_products_of(where: TorchDevice, element: str) -> None:
 
 
 def fingerprint(tensors: Iterable[Any]) -> int:
-    """The bits of all tensors in 64: words times odd numbers that grow with their place, summed modulo 2^64."""
+    """The bits of all tensors in 64: words times odd numbers that grow with their place, summed modulo 2^64.
+
+    So one that changes always shows, and so do two that are swapped.
+    """
     torch: Any = importlib.import_module("torch")
     total = 0
     for each in tensors:

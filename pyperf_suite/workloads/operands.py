@@ -27,7 +27,8 @@ CACHE_LINE_BYTES = 64
 
 Array = NDArray[Any]
 
-INT8_DEVIATION = 32  # four deviations then reach the ends of the range, where what lies beyond is cut off
+# Four deviations then reach the ends of the range, beyond which all is cut off; quantised weights use it as well.
+INT8_DEVIATION = 32
 _INDEX_BITS = 16
 _INDICES_IN_A_WORD = 4
 _LOW_WORD = (1 << 64) - 1
@@ -83,6 +84,7 @@ def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
         kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
         return np.where(np.isnan(values), values, kept.view(np.float32))
     if dtype == "float8_e4m3fn":
+        # To the nearest of the 127 magnitudes, ties to the even code.
         magnitudes = _e4m3_values()[:127].astype(np.float64)
         wanted = np.abs(values.astype(np.float64))
         above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)

@@ -134,7 +134,10 @@ class TorchTensors(OperandSets):
     def __init__(
         self, operands: Operands, place: ExecutionContext, workers: int = 0, names: Iterable[str] = ()
     ) -> None:
-        """Make all operands, or the named ones, on `workers` threads (0: torch's). Raises Unsupported without torch."""
+        """Make all operands, or the named ones; on a CPU torch takes `workers` threads, 0 for as many as it likes.
+
+        Raises Unsupported where torch is absent or cannot use the GPU.
+        """
         super().__init__(operands, place)
         self.where = TorchDevice(place.device, workers)
         self.torch, self.device, self.stopwatch = self.where.torch, self.where.device, self.where.stopwatch
@@ -172,7 +175,10 @@ class TorchTensors(OperandSets):
         poison_tensor(tensor.detach())
 
     def returned_by(self, function: Callable[[], Any], *names: str) -> BoundLaunch:
-        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as names."""
+        """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as names.
+
+        What was poisoned is forgotten: whoever gets that memory next and leaves it is seen.
+        """
         last: list[Any] = [None]
 
         def launch() -> None:
@@ -337,7 +343,7 @@ class TimedImplementation(ImplementationBase[Parameters]):
 
     @abstractmethod
     def prepare(self, parameters: Parameters, operands: Operands, place: ExecutionContext) -> Launches:
-        """Bind launches to as many operand copies as the place says. Raises Unsupported with the reason."""
+        """Bind launches to as many operand copies as the place says. Raises Unsupported where this machine cannot."""
 
 
 class NativeKernels(TimedImplementation[Parameters]):

@@ -73,7 +73,10 @@ class Rounding:
 
 
 class Factors:
-    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values."""
+    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values.
+
+    To draw new ones takes several times as long as the operations of a transformer do.
+    """
 
     def __init__(self, unit: float, seed: int, device: torch.device | str) -> None:
         drawn = torch.empty(2 * _POOL, device=device)
@@ -209,7 +212,8 @@ def judged(results: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], sc
             words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
         checks.append(Checked(wrong, bad.numel(), words))
         if not wrong and bad.numel() >= _MIN_ALONG_ELEMENTS and size:
-            # The share of the gradient that the error has, and how large that may be: more where elements are few.
+            # The share of the gradient that the error has, and how large that may be: by chance more where few elements
+            # make up the gradient.
             direction = right / size
             chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
             most = float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BACKWARD_SHARE = 2 / 3  # Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs
+BACKWARD_SHARE = 2 / 3  # backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
 # How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.
@@ -70,7 +70,10 @@ class DataParallelLaw:
 
 
 def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s: float) -> float:
-    """Seconds of exchange left after backward: buckets fill by bytes as it goes on, and go one after another."""
+    """Seconds of exchange left after backward: buckets fill by bytes as it goes on, and go one after another.
+
+    By bytes, for a matrix's FLOPs go with its size.
+    """
     ready_s = np.cumsum(np.asarray(buckets_bytes, dtype=np.float64))
     ready_s *= backward_s / max(ready_s[-1], 1.0) if ready_s.size else 0.0
     end_s = 0.0
@@ -82,7 +85,10 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
 def fit_data_parallel(
     all_reduce_s: AllReduceSeconds, exchanges: Sequence[GradientExchange], measured_s: Sequence[float]
 ) -> DataParallelLaw:
-    """The slowdown and hidden share nearest to measured steps by relative error. Raises ValueError for fewer than 2."""
+    """The slowdown and hidden share nearest to measured steps by relative error.
+
+    Raises ValueError for fewer than two steps, which leave two constants open.
+    """
     from scipy.optimize import least_squares
 
     if len(exchanges) < 2 or len(exchanges) != len(measured_s):
@@ -106,7 +112,10 @@ def held_out_step_errors(
     measured_s: Sequence[float],
     groups: Sequence[object],
 ) -> NDArray[np.float64]:
-    """|predicted − measured| / measured of every step, by a law that saw no step of its group; may be empty."""
+    """|predicted − measured| / measured of every step, by a law that saw no step of its group.
+
+    Empty where leaving a group out leaves fewer than two steps to fit.
+    """
     labels = list(groups)
     errors = []
     for group in dict.fromkeys(labels):

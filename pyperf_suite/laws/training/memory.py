@@ -84,7 +84,10 @@ def _weights_of_norm(model: ModelDimensions, name: str, place: int) -> Iterator[
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes a parameter: `weight`, `gradient`, `optimizer` moments, `master` copy; `step`: bytes once a tensor."""
+    """Bytes a parameter: the `weight` computed with, its `gradient`, the `optimizer`'s moments, a `master` copy.
+
+    `step` is what the optimizer keeps once a tensor: torch's AdamW counts its steps in a float32 each.
+    """
 
     weight: int
     gradient: int

@@ -55,7 +55,10 @@ ELEMENT_BYTES, LOSS_BYTES = 2, 4
 
 @dataclass(frozen=True)
 class StepTransfer:
-    """`calls` of one collective in a step, each of `size_bytes` among `ranks`, `behind` what it can overlap or None."""
+    """`calls` of one collective in a step, each of `size_bytes` (S) among `ranks`.
+
+    `behind` is the computation that it can overlap, None where the computation has to wait for it.
+    """
 
     operation: str
     calls: int

@@ -337,7 +337,11 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
 
 
 def switches(torch: Any, backend: str) -> Callable[[], None]:
-    """A function that allows this backend alone, or all for "default"; torch's own context manager takes 50 us."""
+    """A function that allows this backend alone, or all for "default".
+
+    Call it before each launch, as a whole process shares what torch allows: it takes a third of a microsecond, and
+    the context manager torch.nn.attention.sdpa_kernel, which sets the same, fifty.
+    """
     calls = [
         (getattr(torch.backends.cuda, function), backend in ("default", name)) for name, function in SWITCHES.items()
     ]

@@ -330,7 +330,10 @@ class TwoGemm(TorchAttention):
 
 
 class BatchedProducts:
-    """The products over [batch · kv_heads, rows, columns]: a group's queries are rows of one product with its keys."""
+    """The products over [batch · kv_heads, rows, columns]: a group's queries are rows of one product with its keys.
+
+    So grouped-query attention expands nothing, and shows in the products' sizes.
+    """
 
     def __init__(self, torch: Any, parameters: AttentionParameters, device: Any) -> None:
         self._torch = torch

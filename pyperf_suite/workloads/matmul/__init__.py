@@ -155,7 +155,7 @@ TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (
 
 
 class LibraryMatmul(TimedImplementation[MatmulParameters]):
-    """torch's product: a CPU's BLAS as torch was built with, or cuBLAS; `pads` fills operands up at each call."""
+    """torch's product: the CPU's BLAS that torch was built with, or cuBLAS; `pads` fills operands up at each call."""
 
     needs_torch = True
 
@@ -251,6 +251,7 @@ def bind_padded(
     def launch() -> None:
         left, right = (logical(*operand) for operand in stored)
         multiply(left, right, out=full)
+        # A slice of rows is contiguous already; most of what follows in a network wants columns without gaps too.
         if copies:
             c.copy_(part)
 

@@ -175,7 +175,8 @@ class Replica(RankSteps):
         if p.exchange in ("ddp", "after"):
             buckets = [weights * DTYPES[p.dtype]]
             if p.exchange == "ddp":
-                # The second step cuts buckets anew, in the order of gradients, which DDP logs in the third.
+                # The first step shows DDP the order of gradients, by which it cuts buckets anew in the second; that is
+                # logged as the third begins.
                 for _ in range(3):
                     self._run(self.call)
                 logged = self.call._get_ddp_logging_data()
@@ -225,7 +226,10 @@ class Replica(RankSteps):
         return micro_batches
 
     def _single_process(self) -> list[Any]:
-        """Each weight's gradient over all ranks, computed here in float64, on a GPU in float32."""
+        """Each weight's mean gradient over ranks, computed here in float64.
+
+        On a GPU, where models are large, in float32: its rounding is far below any error that is looked for.
+        """
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))

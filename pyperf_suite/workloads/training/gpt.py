@@ -1,4 +1,4 @@
-"""The transformer of the training workloads in torch's own modules, imported where a case is prepared."""
+"""The transformer of the training workloads in torch's modules; with torch imported only where a case is prepared."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
 class TextFiles:
-    """A file of words a sample, of which a tokeniser of a fixed vocabulary makes [LENGTH] int64 tokens."""
+    """A file of words a sample, of which a tokeniser of a fixed vocabulary makes [LENGTH] int64 tokens.
+
+    No handle is kept: a DataLoader's worker that is started rather than forked gets a copy.
+    """
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         self._folder, self._count, self._seed = folder, count, seed
@@ -188,7 +191,9 @@ class LoaderSteps(Prepared):
         """
         reported = list(self._reported)[len(self._reported) // 2 :]
         # Seconds to the first batch of a loader's first epoch, and of its second, with nothing prefetched.
-        self._batches, loader, begins_s = None, self._loader(range(len(self._files))), []
+        self._batches = None
+        loader = self._loader(range(len(self._files)))
+        begins_s = []
         for _ in range(2):
             begin = time.perf_counter()
             batches = iter(loader)
@@ -243,14 +248,7 @@ class Model:
         at = where.device if kind == "device" else "cpu"
         edge = PRODUCT["cuda" if kind == "device" and where.is_gpu else "cpu"]
         self._operands = tuple(where.torch.ones(edge, edge, device=at) for _ in range(3))
-        self.products, spent_s, tried = 0, list[float](), 16
-        if not self._sleeps:
-            self._multiply(tried)
-            for _ in range(9):
-                begin = time.perf_counter()
-                self._multiply(tried)
-                spent_s.append((time.perf_counter() - begin) / tried)
-            self.products = round(seconds / median(spent_s))
+        self.products = 0 if self._sleeps else self._calibrated(seconds)
 
     def step(self) -> None:
         if self._sleeps:
@@ -263,6 +261,17 @@ class Model:
         for _ in range(times):
             self._where.torch.mm(left, right, out=out)
         self._where.synchronize()
+
+    def _calibrated(self, seconds: float) -> int:
+        """How many products take that long."""
+        tried = 16
+        self._multiply(tried)
+        spent_s = []
+        for _ in range(9):
+            begin = time.perf_counter()
+            self._multiply(tried)
+            spent_s.append((time.perf_counter() - begin) / tried)
+        return round(seconds / median(spent_s))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class LayerShapes:
-    """Sizes of a pass's tensors, and its work; `most_sets` rotate, and `keeps_graph` keeps what backward needs."""
+    """Sizes of a pass's tensors, and its work; `most_sets` rotate, and forward keeps backward's where `keeps_graph`."""
 
     most_sets: ClassVar[int] = MOST_SETS
     keeps_graph: ClassVar[bool] = True

@@ -246,7 +246,10 @@ class UpdateSteps(Prepared):
         self.optimizer.step()
 
     def check(self) -> Checked:
-        """One more update of all tensors against float64; of 8-bit states a first one, by an optimizer without any."""
+        """One more update of all tensors, weights and states, against float64 from where they stand.
+
+        States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
+        """
         after = self.tensors
         before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:

@@ -123,6 +123,7 @@ class TrainingStepParameters(TransformerShape):
 
     def require_reference(self, sequences: int) -> None:
         """Raise Unsupported where the host has no room for float64 gradients of `sequences` sequences at a time."""
+        # Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
         keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
         kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
         model = self.dimensions

@@ -41,7 +41,7 @@ WORTH_LARGE_PAGES = 1 << 22  # the kernel backs memory of this size with large p
 MOST_SLOTS = 4096  # more slots would prove nothing more, and take longer to make than to copy
 RESULTS = Path("bench_results")  # default folder of runs (runner/results.py, which stands above this layer)
 FILE_BYTES = 32 << 20  # a read takes the next piece of a file of this size, or of its own where it is larger
-BLOCK_BYTES = 4096  # Disks read whole blocks: none in use has larger ones
+BLOCK_BYTES = 4096  # disks read whole blocks: none in use has larger ones
 
 # Pieces that are read and compared, spread over the file: all of them would take longer than the measurement.
 MOST_CHECKED = 32

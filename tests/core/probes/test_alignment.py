@@ -83,6 +83,15 @@ def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None
     assert set(verdicts.values()) == {"leave it"}
 
 
+def test_padding_that_never_wins_at_each_call_is_advised_once_alone_and_has_no_best() -> None:
+    found = findings(lambda case: odd_is_half(case) * (3 if case.parameters.pad_to > 1 else 1), along=("k",))
+    verdicts = {row["size"]: row["verdict"] for row in rows(found, "Pad or not", "torch")}
+    assert verdicts[1023] == "build it padded, do not pad at each call"
+    (calls,) = remarks(found, "winning")
+    assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
+    assert "best" not in calls.template
+
+
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
     """Ask the probe for more until it asks for nothing new, as a run does; findings and how often it asked."""
     cases = sweep(axes(**changed))
