@@ -79,11 +79,12 @@ def test_orders_that_are_wrong_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Path) -> None:
-    path = table(tmp_path / "training.csv", *layouts(1.2, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
+    # The slowdown may reach 1.3, of which 1.17 is in the constants.
+    path = table(tmp_path / "training.csv", *layouts(1.1, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
     result = invoke("calibrate", "--runs", path, "--gpu", "H100")
     assert result.exit_code == 0, result.output
     calibration, (refit,), _ = refitted(path, "H100 SXM")
-    assert refit.before == pytest.approx(100 / 6, abs=0.1)
+    assert refit.before == pytest.approx(100 / 11, abs=0.1)
     assert refit.after < refit.before / 2
     constants = found_constants(calibration, "megatron")
     assert float(constants.constants.slowdown) > float(found_constants("H100", "megatron").constants.slowdown)
@@ -94,7 +95,7 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
         printed_lines(json.loads(invoke(*requested, *more).stdout), "Layouts")[0]["iteration"]
         for more in (["--gpu=H100"], [f"--calibration={tmp_path / 'training.npz'}"])
     ]
-    assert times[1] / times[0] == pytest.approx(1.2, abs=0.06)
+    assert times[1] / times[0] == pytest.approx(1.1, abs=0.03)
     # A calibration is of the GPU's own link.
     both = invoke(*requested, f"--calibration={tmp_path / 'training.npz'}", "--link=PCIe4")
     assert both.exit_code == 2
