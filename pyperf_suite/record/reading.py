@@ -127,6 +127,7 @@ def _reading(trials: list[Record]) -> Reading:
     )
 
 
+# Half of a 90 % interval in standard deviations, and of one of 95 %.
 _SIGMA_OF_90, _SIGMA_OF_95 = 1.645, 1.96
 
 
@@ -165,7 +166,10 @@ def _drift(record: Record) -> float:
 
 
 def _error_of(trials: list[Record]) -> float:
-    """Relative standard error of a run's figure without drift: of one process by its interval, else by their spread."""
+    """Relative standard error of a run's figure, of one process by its interval, else by their spread.
+
+    The drift of the machine's speed is not in it: laws are fitted to cases that share most of it.
+    """
     import statistics
 
     if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
