@@ -152,11 +152,11 @@ def _is_unread(error: BaseException) -> bool:
     """True if standard output's reader is gone, as `head` goes. rich then ends with 1, which is "slower" here."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)
-    if not isinstance(error, BrokenPipeError):
-        return False
-    poll = select.poll()
-    poll.register(sys.stdout, 0)
-    return bool(poll.poll(0))
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no poll, or no descriptor
+        poll = select.poll()
+        poll.register(sys.stdout, 0)
+        return isinstance(error, BrokenPipeError) and bool(poll.poll(0))
+    return False
 
 
 def _drop_output() -> None:

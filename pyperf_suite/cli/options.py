@@ -68,9 +68,12 @@ def output_option(*names: str, **more: Any) -> Callable[[Command], Command]:
     """A file to write at the end: one that cannot be is refused before anything is measured, by UserError."""
 
     def writable(_: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-        if path is None or (not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)):
-            return path
-        why = "is a folder" if path.is_dir() else "is in no folder that takes files"
+        try:
+            if path is None or (not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)):
+                return path
+            why = "is a folder" if path.is_dir() else "is in no folder that takes files"
+        except OSError as error:  # as for a name that is too long, or in a folder that may not be read
+            why = f"cannot be written ({error.strerror})"
         raise UserError(f"{option.opts[0]} {path} {why}: name a file that can be written.")
 
     return path_option(*names, callback=writable, **more)

@@ -311,7 +311,7 @@ def findings(*parts: Remark | ClaimVerdict | Table | Figure | Document | Iterabl
         tuple(part for part in flat if isinstance(part, Remark | ClaimVerdict)),
         tuple(part for part in flat if isinstance(part, Table) and part.rows),
         tuple(part for part in flat if isinstance(part, Figure)),
-        tuple(part for part in flat if isinstance(part, Document)),
+        tuple(part for part in flat if not isinstance(part, Remark | ClaimVerdict | Table | Figure)),
     )
 
 

@@ -170,6 +170,10 @@ def _is_dense_in_llama4(fields: ConfigFields, layer: int) -> bool:
     return layer not in (sparse or ())
 
 
+def _is_dense_in_qwen(fields: ConfigFields, layer: int) -> bool:
+    return layer in (fields.counts("mlp_only_layers") or ()) or _but_every("decoder_sparse_step")(fields, layer)
+
+
 WINDOWS_IN_EVERY_2ND = _windows(lambda _, layer: layer % 2 == 0)
 # A field of 0 follows from others.
 BASE = _family(
@@ -214,15 +218,7 @@ QK_NORMED = _family(DECODER, BIASED_ATTENTION, qk_norm=True)
 QWEN3 = _family(QWEN, QK_NORMED)
 EXPERTS = _family(experts=_count("num_experts"), top_k=_count("num_experts_per_tok"))
 OWN_WIDTH = _family(EXPERTS, expert_ffn=_count("moe_intermediate_size", at_least=1))
-QWEN_EXPERTS = _family(
-    OWN_WIDTH,
-    _absent(decoder_sparse_step=1),
-    dense_layers=_layers_where(
-        lambda fields, layer: (
-            layer in (fields.counts("mlp_only_layers") or ()) or _but_every("decoder_sparse_step")(fields, layer)
-        )
-    ),
-)
+QWEN_EXPERTS = _family(OWN_WIDTH, _absent(decoder_sparse_step=1), dense_layers=_layers_where(_is_dense_in_qwen))
 QWEN3_MOE = _family(QWEN3, QWEN_EXPERTS, _absent(num_key_value_heads=4))
 # The router's bias balances the load instead of a loss.
 SHARED_EXPERTS = _family(

@@ -366,6 +366,7 @@ def _read_by_libraries() -> dict[str, str]:
 
 
 templates: dict[tuple[str, ...], Template] = {}
+# Templates that could not be made once: each further try would take as long as the imports.
 _refused: set[tuple[str, ...]] = set()
 
 

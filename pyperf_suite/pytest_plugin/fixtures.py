@@ -166,7 +166,10 @@ class SuiteFixture:
     def __call__(
         self, function: Callable[..., Any] | Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
     ) -> Result:
-        """Measure the function, or several by name. Raises TypeError or ValueError for what cannot be meant."""
+        """Measure the function, or several by name, and give what was measured.
+
+        Fails the test with a sentence where a result is wrong. Raises TypeError or ValueError for what cannot be meant.
+        """
         if self._is_used:
             raise TypeError(
                 'suite measures once a test: pass {"name": function, ...}, or make it @pytest.mark.parametrize'

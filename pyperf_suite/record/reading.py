@@ -119,6 +119,7 @@ def _reading(trials: list[Record]) -> Reading:
         clock_hz=statistics.median(clocks) if clocks else 0.0,
         elasticity=statistics.median(elasticities) if elasticities else None,
         log_of_doubt=statistics.fmean(at.log_of_doubt for at in converted) if converted else 0.0,
+        # The undisturbed time is reported, and no undisturbed slice was sampled.
         is_noisy=all(
             record.sampling.get("quantile", USUAL) != USUAL
             and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
@@ -127,6 +128,7 @@ def _reading(trials: list[Record]) -> Reading:
     )
 
 
+# Half of a 90 % interval in standard deviations, and of one of 95 %.
 _SIGMA_OF_90, _SIGMA_OF_95 = 1.645, 1.96
 
 
@@ -165,7 +167,10 @@ def _drift(record: Record) -> float:
 
 
 def _error_of(trials: list[Record]) -> float:
-    """Relative standard error of a run's figure without drift: of one process by its interval, else by their spread."""
+    """Relative standard error of a run's figure, of one process by its interval, else by their spread.
+
+    The drift of the machine's speed is not in it: laws are fitted to cases that share most of it.
+    """
     import statistics
 
     if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
@@ -241,6 +246,7 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
         return _UNKNOWN_LOG_ERROR
     rounds = sorted(slow.slices.keys() & fast.slices.keys())
     if len(rounds) < _FEWEST_PAIRS:
+        # A case that was visited alone is of no group.
         factor = 0.0 if (set(slow.groups) & set(fast.groups)) - {""} else _SIGMA_OF_95
         return math.hypot(slow.within, fast.within, factor * slow.drift, factor * fast.drift)
     import statistics

@@ -195,11 +195,12 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least_log: float) -> tuple[
             # Half of the steps as large as the least effect are estimated smaller: steps within their error of it
             # count.
             is_real = abs(step.centre) + step.error >= least_log and step.p_value(0.0) < alpha
-            # Two levels leave smaller squares than a straight line: a drift is no step.
-            near, places = cleaned[left:right], np.arange(right - left)
-            line = np.polyval(np.polyfit(places, near, 1), places)
-            is_sharp = np.sum((near - _levels(near, [start - left])) ** 2) <= np.sum((near - line) ** 2)
-            stands.append(is_real and bool(is_sharp))
+            if is_real:
+                # Two levels leave smaller squares than a straight line: a drift is no step.
+                near, places = cleaned[left:right], np.arange(right - left)
+                line = np.polyval(np.polyfit(places, near, 1), places)
+                is_real = bool(np.sum((near - _levels(near, [start - left])) ** 2) <= np.sum((near - line) ** 2))
+            stands.append(is_real)
         if all(stands):
             break
         weakest = min((position for position in range(len(starts)) if not stands[position]), key=effects.__getitem__)

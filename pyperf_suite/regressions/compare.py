@@ -216,7 +216,8 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     ]
     # Slower and faster stay only where they stand among all the others.
     tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
-    adjusted = dict(zip(tested, verdict.adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
+    p_values = [judged[number].details["p_value"] for number in tested]
+    adjusted = dict(zip(tested, verdict.adjusted_p_values(p_values), strict=True))
     for number, judgement in enumerate(judged):
         word, sentence = judgement.verdict, judgement.sentence
         if number in adjusted and word in ("slower", "faster") and adjusted[number] > verdict.FALSE_DISCOVERY_RATE:

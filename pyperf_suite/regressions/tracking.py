@@ -496,9 +496,11 @@ def confirm(
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
 
-    suites = grouped(
-        wanted, lambda rerun: (rerun[0].change.commit_before, rerun[0].change.commit_after, is_users(rerun[1].probe))
-    )
+    def suite_of(rerun: Rerun) -> tuple[str, str, bool]:
+        change, case = rerun[0].change, rerun[1]
+        return change.commit_before, change.commit_after, is_users(case.probe)
+
+    suites = grouped(wanted, suite_of)
     judgements: list[Judgement] = []
     for (before, after, _), members in suites.items():
         cases = [case for _, case in members]

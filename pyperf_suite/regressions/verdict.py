@@ -50,7 +50,8 @@ def signed_rank_p(values: Sequence[float], location: float) -> float:
 
     Ties count against a difference, so the p-value is never too small for them. Raises ValueError for no values.
     """
-    return float(_upper_tails(len(values))[np.count_nonzero(walsh_averages(_sample(values)) > location)])
+    averages = walsh_averages(_sample(values))
+    return float(_upper_tails(len(values))[np.count_nonzero(averages > location)])
 
 
 def clump_p(values: Sequence[float], location: float) -> float:
@@ -209,7 +210,10 @@ class Judgement:
 
 
 def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
-    """True if the whole interval lies beyond the margin, with a confidence of `PROBABLE_CONFIDENCE` at least."""
+    """True if the whole interval lies beyond the margin, with a confidence of `PROBABLE_CONFIDENCE` at least.
+
+    Of identical code that is so once in forty times where six pairs have to do, else less often.
+    """
     return ratio.low > 1 + margin and confidence >= PROBABLE_CONFIDENCE
 
 
@@ -415,7 +419,10 @@ class SequentialRule:
         return sum(alarms[spent]), sum(self.looks[spent]) / sum(self.looks)
 
     def decide(self, log_ratios: Sequence[float], final: bool = False) -> Verdict:
-        """The verdict after these log(new time / old time), one a pair; between looks undecided unless `final`."""
+        """The verdict after these log(new time / old time), one a pair; between looks undecided unless `final`.
+
+        Raises ValueError for no pairs or ratios that are not finite.
+        """
         pairs = len(log_ratios)
         evidence = Pairs(log_ratios, *self.shares(pairs, final))
         found = judge(evidence, self.margin, self.alpha, self.alpha_equivalent, final or pairs in self.looks)

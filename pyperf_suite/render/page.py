@@ -402,7 +402,7 @@ def environment() -> Any:
 
 @cache
 def packed_plotly() -> str:
-    """plotly.min.js as base64 of gzip, the same bytes each time. Raises UserError if plotly is not installed."""
+    """plotly.min.js, else nine tenths of the page, as base64 of gzip. Raises UserError if plotly is not installed."""
     try:
         script = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):

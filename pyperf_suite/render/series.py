@@ -140,11 +140,7 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
             unit,
             priority=2,
         ),
-        Column(
-            "processes",
-            lambda row: f"{row[1].ok}{f' of {row[1].ok + row[1].failed}' * bool(row[1].failed)}",
-            priority=0,
-        ),
+        Column("processes", lambda row: f"{row[1].ok}" + _failed(row[1]), priority=0),
         Column("commit", lambda row: short_commit(row[1])),
         Column("unit", lambda row: unit_name(row[1].unit) if row[1].unit else None),
         Column("", lambda row: "after a break" if row[0] in broken else ""),
@@ -166,6 +162,10 @@ def _unit(series: BenchmarkSeries) -> str:
     if series.metric != TIME:
         return ""
     return text.shown_in("duration", [statistics.median(series.values)])[0]
+
+
+def _failed(point: Measured) -> str:
+    return f" of {point.ok + point.failed}" if point.failed else ""
 
 
 def unit_name(unit: str) -> str:

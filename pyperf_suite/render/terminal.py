@@ -33,6 +33,7 @@ _GAP = "  "
 SCREEN_LINES, PROMPT_LINES = 25, 2
 PLACES_LINES = 3
 _MOST_ROWS, MOST_LINES = 8, 7
+# Probes of a run whose tables come before that.
 _MOST_PROBES = 2
 SHOW_ALL = "--all"
 # Verdicts of one outcome on one claim; findings.md and the page have all.

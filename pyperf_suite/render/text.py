@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 NOT_KNOWN = "-"
 # After the figures of a case whose measuring ended at its time limit.
 LOOSE = "*"
+# From here on digits are powers of ten.
 HUGE = 1e15
 FINE = 0.1
+# A change beyond this is easier to read as a factor.
 AS_FACTOR = 9.0
 SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
 PERCENTAGES = ("%", "+%")

@@ -34,6 +34,7 @@ WIDENED = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
 COARSEST = "float8_e8m0fnu"
 # Longer whole numbers are compared by their digits.
 LONGEST_WHOLE_BITS = 1000
+# Bytes of a result that are copied when the clock stops, and bytes of a block.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
 # Name in records of a result that may not have been computed yet, and methods by which other objects compute it.
 LAZY = "lazy result"

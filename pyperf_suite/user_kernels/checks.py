@@ -335,7 +335,10 @@ class UserChecks(Checks):
         self._alike(self._pair_of_bursts, [], [], self._share(compared), "on sets that were left as they were")
 
     def _pair_of_bursts(self) -> tuple[float, float]:
-        """Seconds of launches without a pause on sets all given fresh inputs, and on sets left as they were."""
+        """Seconds of launches without a pause on sets that were all given fresh inputs, and on sets left as they were.
+
+        A result that is computed ahead while another set is launched is of no use in the former.
+        """
         count, seconds = min(self._launches.sets, PAIRED_BURST), [0.0, 0.0]
         order = (0, 1) if secrets.randbelow(2) else (1, 0)
         for is_left in order:

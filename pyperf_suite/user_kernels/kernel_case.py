@@ -87,7 +87,10 @@ class KernelCase(UserFile):
         self._load(list(enumerate(self._slot_of)))
 
     def _load(self, sets: Iterable[tuple[int, str]], layout: str = "") -> dict[str, Any]:
-        """Give sets the values of slots, elsewhere in memory with a layout or after one; outputs at times a number."""
+        """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory.
+
+        Every second time outputs hold a number instead of poison: a kernel that looks for that leaves it as it is.
+        """
         for index, slot in sets:
             if layout or index in self._laid_out:
                 self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self.leaves], ()

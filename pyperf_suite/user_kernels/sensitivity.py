@@ -96,10 +96,10 @@ def _sizes(
     # In float64: squares of what float32 holds overflow it, and an infinite S would allow anything.
     squares = {name: numpy.zeros(each.shape, numpy.float64) for name, each in right.items()}
     overflowed = {name: numpy.zeros(each.shape, bool) for name, each in right.items()}
-    moves, crossed = 0, dict.fromkeys(integers, 0.0)
+    moves, crossed, reach = 0, dict.fromkeys(integers, 0.0), share * 3**0.5
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
         # Terms of one size that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
-        made = evaluate(partial(_changed, lambda n: draw.uniform(-share * 3**0.5, share * 3**0.5, n).astype("f4")))
+        made = evaluate(partial(_changed, lambda count: draw.uniform(-reach, reach, count).astype("f4")))
         moved = dict(parts(made))
         moves += 1
         for name, changed in parts(made, integers=True):

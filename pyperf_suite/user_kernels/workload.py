@@ -415,7 +415,10 @@ class UserLaunches(Prepared):
         return secrets.randbits(63) if self._input_seeds is None else self._input_seeds.getrandbits(63)
 
     def verify_last(self, index: int) -> Verification:
-        """Compare what the last launch left with the reference, which is computed only now, of its set's inputs."""
+        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
+
+        The reference is computed only now: what the kernel process could have found of it did not exist.
+        """
         result, expected = str(self._files / "result"), str(self._files / "expected")
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         # A check in this process is given what was left itself, of whatever kind.

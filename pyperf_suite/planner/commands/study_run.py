@@ -197,7 +197,9 @@ def _measured(requested: StudyRequest, request: RunRequest, wanted: Sequence[Cas
         return run
     # One experiment of all configurations after the other, so that what drifts drifts for all of them.
     plan, experiments = run.plan, range(run.plan.profile.processes)
-    order = [(number, random.Random(plan.seed + number).sample(chosen_here, len(names))) for number in experiments]
+    order = [
+        (number, random.Random(plan.seed + number).sample(chosen_here, len(chosen_here))) for number in experiments
+    ]
     trials = [(each, number) for number, shuffled in order for each in shuffled]
     if launched:
         trials = [(each, _next_experiment(run.session, each, experiments)) for each in chosen_here]
@@ -282,11 +284,11 @@ def _search(run: Run, wanted: Sequence[PlannedCase]) -> None:
             workers.note = note
             record = session.measure_trial(planned, process)
             workers.note = None
-            p, outcome = case.parameters, f"{record.outcome}: {record.reason}"
+            p = case.parameters
+            outcome = f"{p.name}: {record.outcome}: {record.reason}"[:90]
             if record.outcome == "ok":
-                outcome = f"{p.global_batch / record.seconds:.4g} samples/s"
-            line = f"step {note['step']}: {f'{p.name}: {outcome}'[:90]}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+                outcome = f"{p.name}: {p.global_batch / record.seconds:.4g} samples/s"
+            console.print(f"step {note['step']}: {outcome}", highlight=False, markup=False, soft_wrap=True)
             return record
         return None
 

@@ -92,12 +92,10 @@ def check_form(calibration: Calibration, origin: Path) -> None:
             warnings.simplefilter("ignore")
             wrong = []
             for law, priced in _tried(calibration):
-                seconds, ends = (
-                    np.asarray(priced.seconds),
-                    [end for end in (priced.low, priced.high) if end is not None],
-                )
-                is_finite = all(np.isfinite(part).all() for part in (*priced.parts.values(), *ends))
-                if not (is_finite and ((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
+                seconds = np.asarray(priced.seconds)
+                others = [*priced.parts.values(), *(end for end in (priced.low, priced.high) if end is not None)]
+                is_timed = np.all((seconds >= SHORTEST_S) & (seconds <= LONGEST_S))
+                if not is_timed or not all(np.isfinite(each).all() for each in others):
                     wrong.append(law)
     except UserError as reason:
         why = str(reason).rstrip(".")

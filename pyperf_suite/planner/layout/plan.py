@@ -166,7 +166,8 @@ class Planned:
         plan = replace(plan, **counts)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
-        passes, dtype = 4 / 3 if plan.recompute == "layers" else 1, training.dtype_on(cluster.gpu)
+        passes = 4 / 3 if plan.recompute == "layers" else 1
+        dtype = training.dtype_on(cluster.gpu)
         return PredictedLayout(
             place,
             plan,

@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pyperf_suite.findings.data import Bar, Bars, Claim, ClaimVerdict, Figure, Findings, Remark, Table, findings, remark
@@ -69,6 +68,10 @@ COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
 )
 
 
+def _bytes_of(part: str) -> Column:
+    return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
+
+
 COLUMNS = (
     Column("configuration", "name", priority=2),
     Column("ranks", lambda each: each.parameters.ranks),
@@ -78,7 +81,7 @@ COLUMNS = (
     Column("median", lambda each: each.median[0], "samples/s"),
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
-    *(Column(part, partial(lambda part, each: each.memory.get(part), part), "MB", priority=0) for part in PARTS),
+    *map(_bytes_of, PARTS),
     Column("memory", lambda each: None if "peak" in each.memory else sum(each.memory.values()) or None, "MB"),
 )
 LOST = (

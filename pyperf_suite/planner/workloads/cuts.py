@@ -170,6 +170,15 @@ def rows_by_rank(parameters: ParallelStepParameters) -> Tensor:
     return torch.cat([piece for pieces in by_rank for piece in pieces])
 
 
+def loss_cut_by_vocabulary(parameters: ParallelStepParameters) -> AbstractContextManager[Any]:
+    """Context of forward and backward in which logits cut by vocabulary are not gathered for their loss."""
+    if parameters.tensor == 1:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
 def local(tensor: Any) -> Any:
     """The part of a DTensor on this rank; a plain tensor is its own."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

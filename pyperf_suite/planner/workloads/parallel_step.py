@@ -88,9 +88,7 @@ class ParallelSteps(RankSteps):
     def step(self) -> None:
         self._steps += 1
         self.data.clear()
-        # Logits cut by vocabulary are not gathered for their loss.
-        parallel: Any = importlib.import_module("torch.distributed.tensor.parallel")
-        with parallel.loss_parallel() if self._parameters.tensor > 1 else contextlib.nullcontext():
+        with self._cuts.loss_cut_by_vocabulary(self._parameters):
             if self._pipeline is not None:
                 self._pipeline.run(self._all_tokens, self._all_targets)
             else:

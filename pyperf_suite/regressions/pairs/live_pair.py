@@ -83,7 +83,7 @@ class Pair:
 
     @property
     def log_ratio(self) -> float:
-        """log(new / old) time: the median over rounds of four slices, whose sides the machine hits alike."""
+        """log(new / old) time, 0.05 is 5 % slower: the median of rounds of four slices, two of each side."""
         slices = {"o": iter(self.old_slices), "n": iter(self.new_slices)}
         logs = [math.log(next(slices[letter])) * (1 if letter == "n" else -1) for letter in self.order]
         return statistics.median(sum(logs[at : at + 4]) / 2 for at in range(0, len(logs), 4)) if logs else 0.0
@@ -266,7 +266,7 @@ class _Turns:
             first, second = chance.sample(SIDES, 2)
 
     def _warm(self, side: str, shortest_s: float, slice_s: float) -> float:
-        """Seconds of a launch once warm, the least of a few, from slices that count for nothing else."""
+        """Seconds of a launch once warm, the least of a few, for others were interrupted, that count no further."""
         batch, spent_s = 1, 0.0
         while True:
             begin = time.monotonic()

@@ -188,9 +188,10 @@ def _make_tree(folder: Path, log: Path, fill: builds.FillTree) -> str:
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
         files = [tree / name for name in ("setup.py", "pyproject.toml")]
         asks = any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists())
-        backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
-        if not asks and backend.split(".")[0] in _PURE_BACKENDS:
-            return ""  # its modules can be imported as they are
+        if not asks:
+            backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
+            if backend.split(".")[0] in _PURE_BACKENDS:
+                return ""  # its modules can be imported as they are
         library = str(folder / "lib")
         if "build-system" not in _settings(tree):
             steps = ["build", "--build-base", str(Path(work) / "base"), "--build-lib", library]

@@ -1,4 +1,7 @@
-"""All runs of a results folder as series, kept in a cache, and one finished run as a side of a comparison."""
+"""All runs of a results folder as series, and one finished run as a side of a comparison.
+
+The journals are the truth. What was read of each is kept in a cache, and read anew where that or the journal changed.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from pyperf_suite.workloads.backends import kept_folder
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
 CACHE_VERSION = 3
+# Summaries that are left however few are used.
 FEWEST_KEPT = 500
 _MEDIANS = series.Measured._fields.index("medians")
 
@@ -135,7 +139,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 class SummaryCache:
-    """Contents of each journal in the user's cache folder; `why_not_kept` is a sentence where nothing can be kept."""
+    """Contents of each journal in the user's cache folder, whose loss costs time; `why_not_kept` where none are."""
 
     def __init__(self) -> None:
         self.folder = kept_folder("history")

@@ -116,6 +116,7 @@ def test_a_summary_that_cannot_be_written_is_refused_before_anything_is_measured
     for path, why in (
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "summary.md", "is in no folder that takes files"),
+        (tmp_path / f"{'long' * 80}.md", "cannot be written (File name too long)"),
     ):
         refused = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path / "runs"), "--markdown", str(path))
         assert (refused.exit_code, refused.stdout) == (2, "")

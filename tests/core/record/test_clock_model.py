@@ -20,7 +20,6 @@ from tests.records import SMALL, a_record
 
 RUNS = sorted((Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib").glob("2026*"))
 COMMITTED = [record for run in RUNS for record in read_journal(run / "records.jsonl") if record.at_clock]
-REFERENCE_HZ = 1.5e9
 PRODUCTS = [r for r in COMMITTED if r.case["operator"] == "matmul" and r.kind == "timing"]
 
 
@@ -43,7 +42,7 @@ def test_one_fit_of_a_product_predicts_every_other_measurement_of_it_within_half
             m = record.case["parameters"].get("m")
             is_same = m in fits and m == record.case["parameters"]["n"] and record.case["implementation"] == "cublas"
             if is_same and (run != RUNS[0] or record.kind == "sentinel"):
-                ratio = record.metrics["sm_clock"].value / REFERENCE_HZ
+                ratio = record.metrics["sm_clock"].value / reference_clock_hz(1980e6)
                 predicted_s = fits[m].seconds * ratio ** -fits[m].elasticity
                 errors.append(math.log(predicted_s / record.metrics["time"].value))
     assert len(errors) == 12

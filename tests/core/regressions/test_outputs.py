@@ -176,9 +176,17 @@ def test_a_command_prints_writes_the_files_asked_for_and_exits_by_its_findings(t
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence_after_the_findings():
-    done = invoke("--markdown", Path("/dev/full"))
+def test_a_file_that_cannot_be_written_is_one_sentence_before_anything_is_judged(tmp_path):
+    path = tmp_path / "absent" / "junit.xml"
+    done = invoke("--junit", path)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"Error: --junit {path} is in no folder that takes files: name a file that can be written.\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_file_whose_disk_is_full_at_the_end_is_one_sentence_after_the_findings():
+    done = invoke("--junit", "/dev/full")
     assert done.exit_code == 3
     assert "1 slower" in done.stdout
     assert done.stderr.count("\n") == 1
-    assert "cannot be written" in done.stderr
+    assert "/dev/full cannot be written" in done.stderr

@@ -99,15 +99,15 @@ def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
 
 
 def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_away(tmp_path):
-    check = made(tmp_path, {0.0: 3})
-    path = check.path / COMPARISONS
-    *lines, torn = path.read_bytes()[:-40].splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines, torn]))
-    assert len(open_selfcheck(check.path).comparisons) == 2
+    folder = made(tmp_path, {0.0: 3}).path
+    path = folder / COMPARISONS
+    *intact, torn = path.read_bytes()[:-40].splitlines(keepends=True)
+    path.write_bytes(b"".join([*intact, torn]))
+    assert len(open_selfcheck(folder).comparisons) == 2
     with pytest.warns(DamagedJournal, match="a torn last line was set aside"):
-        again = make_comparisons(open_selfcheck(check.path), planned({0.0: 3}, CASES, 0), verdict_of)
+        again = make_comparisons(open_selfcheck(folder), planned({0.0: 3}, CASES, 0), verdict_of)
     assert len(again.comparisons) == 3
-    assert path.read_bytes().startswith(b"".join(lines))
+    assert path.read_bytes().startswith(b"".join(intact))
     assert path.with_name(f"{COMPARISONS}.torn").read_bytes() == torn + b"\n"
 
 
