@@ -55,6 +55,8 @@ def test_a_padded_product_is_the_product_whatever_is_padded(
     launches = verified(Case("matmul", padded(*shape, dtype=dtype, layout=layout), "torch_padded"))
     assert launches.kernel.details["padded"] == operands
     assert launches.kernel.details["slice"] == slicing
+    plain = verified(Case("matmul", of(dtype, *shape, layout=layout), "torch"))
+    assert not {"multiplied", "padded", "slice"} & {*plain.kernel.details}
     launches.poison()
     assert np.isnan(widen(launches.outputs(0)["c"], dtype)).all()
 
