@@ -1,5 +1,6 @@
 """Acceptance of made-up nodes: healthy parts pass, slow or wrong ones are named, with their causes in order."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, sentences
 from pyperf_suite.node.probes import accept
 from pyperf_suite.node.probes.accept import sweep
 from pyperf_suite.planner.expected_times import expected_times
 from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
+from pyperf_suite.render.text import quantity_text, sentence
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record
 
@@ -103,3 +106,19 @@ def test_what_fails_is_not_ok_what_cannot_run_is_not_measured_and_an_unknown_gpu
     unknown = [Record(**{**vars(each), "identity": H200 | {"model": "NVIDIA X9000"}}) for each in records]
     products = [each for each in checks_of(rows_of(unknown)) if "products" in each.what]
     assert {each.verdict for each in products} == {UNKNOWN}
+
+
+@pytest.mark.parametrize(("value", "off"), [(0.63, ", 68 % low"), (2.5, "")])
+def test_the_threshold_that_a_check_failed_is_printed_and_by_how_much_it_is_low(value, off):
+    expected = Quantity(2.0, "x", 1.0, math.inf)
+    (said,) = sentences([Check("cpu", "2 cores over 1 core", Quantity(value, "x"), expected, CAUTION, "heat")])
+    words = f"cpu, 2 cores over 1 core: {value:.2f} ×{off}, expected 2.00 ×, at least 1.00 ×: heat"
+    assert sentence(said).startswith(words)
+
+
+def test_a_rate_of_one_trial_has_no_interval():
+    once, often = (checks_of(rows_of([r for r in cpu_node() if r.process < n])) for n in (1, 3))
+    rates = [each.found for each in once if each.rate_unit]
+    assert rates
+    assert not any("[" in quantity_text(each) for each in rates)
+    assert all("[" in quantity_text(each.found) for each in often if each.rate_unit)

@@ -151,6 +151,11 @@ def test_each_part_is_judged_by_what_it_could_be(parts, who, name, value_here, e
     assert message is None or (message.kind == "caution") == (verdict != "unknown")
 
 
+def test_a_links_rate_stands_beside_what_it_could_be():
+    row = checks(found_in(gpus=h200(**SLOW)))["GPU 3", "PCIe link"]
+    assert (row["rate"].value, row["of"].value) == (pytest.approx(7.88e9, rel=0.01), pytest.approx(63e9, rel=0.01))
+
+
 @pytest.mark.parametrize(
     ("matrix", "name", "capability", "nvlinks", "expected"),
     [

@@ -65,6 +65,7 @@ def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
     assert not np.any((columns["data"] * columns["context"]) % columns["expert"])
     assert not np.any(model.experts % columns["expert"])
     assert columns["expert"].max() == model.experts
+    assert columns["context"].max() > 1
     rows = np.stack(list(columns.values()), axis=1)
     assert len(np.unique(rows, axis=0)) == len(rows)
 
@@ -238,6 +239,15 @@ def message(*arguments: str) -> dict[str, Any]:
     result = command(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
+
+
+def test_what_is_excluded_would_be_faster_and_names_the_nearest_that_fits(llama: Planned) -> None:
+    excluded = findings_of_layouts(llama, 5).tables[-1]
+    assert excluded.rows
+    for _, seconds, _, over, _, steps, _ in excluded.rows:
+        assert seconds.value < llama.best.seconds
+        assert over.value > 0
+        assert 1 <= steps.count("->") <= 3
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])

@@ -58,6 +58,15 @@ def test_state_is_plain_json_with_versions_and_names_neither_the_host_nor_anyone
     assert socket.gethostname() not in text.split('"')
 
 
+def test_what_the_kernel_has_no_file_for_is_none(machine):
+    found = module.kernel_state(machine({}), frozenset())
+    assert found["governors"] == []
+    unknown = {name for name, value in found.items() if value is None}
+    assert unknown == {"turbo", "smt", "transparent_hugepages", "cpu_quota_cores", "hypervisor", "container"}
+    amd = machine({"sys/devices/system/cpu/cpufreq/boost": "1"})
+    assert module.kernel_state(amd, frozenset())["turbo"] is True
+
+
 @pytest.mark.parametrize(
     ("has_nvml", "settings"),
     [

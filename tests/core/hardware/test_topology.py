@@ -212,6 +212,7 @@ def test_devices_have_their_link_the_cards_and_the_ports_above_and_are_read_back
     assert (disk.kind, disk.now, disk.slot, disk.numa_node) == ("NVMe", PcieLink(3, 4), None, None)
     assert card.card is not None
     assert card.card.common(card.slot) == PcieLink(4, 16)
+    assert [PcieLink(generation, 16).gb_per_s for generation in (1, 5, 9)] == [4.0, 63.0, None]
     for device in module.devices(bus):
         assert PcieDevice.from_json(device.to_json()) == device
     assert module.devices(bus)[0].to_json()["now"] == "gen 4 x8"

@@ -92,6 +92,14 @@ def test_padding_that_never_wins_at_each_call_is_advised_once_alone_and_has_no_b
     assert "best" not in calls.template
 
 
+def test_our_triton_kernel_is_timed_with_and_without_hints_at_a_tile_of_128_bytes_of_k() -> None:
+    chosen = axes(hints=("own", "all"), along=("n",), implementation=("cuda_sm80", "triton"), dtype=("bfloat16",))
+    timed = {(case.implementation, str(case.parameters.tile), case.parameters.hints) for case in sweep(chosen)}
+    assert {case for case in timed if case[2] or case[0] == "triton"} == {
+        ("triton", "128x128x64", hints) for hints in ("", "all")
+    }
+
+
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
     """Ask the probe for more until it asks for nothing new, as a run does; findings and how often it asked."""
     cases = sweep(axes(**changed))

@@ -149,6 +149,15 @@ def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
     assert [(each.value, each.low, each.high) for each in shares] == [pytest.approx((0.25, 0.25, 0.25))] * 2
 
 
+def test_tiles_that_head_dim_does_not_fill_explain_the_two_product_form() -> None:
+    # The library computes the transposed product: 128 columns of C by 256 rows.
+    products = [{"family": "cutlass3", "tile": [128, 256]}] * 2
+    machine = Machine(libraries={"two_gemm": 2.0}, details={"products": products})
+    found = findings(machine, implementation=("two_gemm",), head_dim=(64, 136), phase=("forward",))
+    filled = {row["heads x head_dim"]: (row["tile of P·V"], row["tile filled"].value) for row in lines(found, "Two")}
+    assert (filled["4 x 64"], filled["4 x 136"]) == (("256x128", 0.5), ("256x128", 136 / 256))
+
+
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:
     report = PROBE.findings(read_journal(H200_HEADS))
     columns = {

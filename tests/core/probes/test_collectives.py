@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.axes import Sizes
+from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
@@ -115,6 +115,15 @@ def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
     # NVLink's peak says nothing about a network between nodes.
     assert (said(findings, "{rate} busbw")["share"] is not None) == (nodes == 1)
     assert len(remarks(findings, "nodes are measured")) == (nodes == 2)
+
+
+def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
+    requested = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
+    compared = {
+        (each.values["other"], each.values["operations"])
+        for each in remarks(PROBE.findings(network().records(requested)), "takes {slower}")
+    }
+    assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
 
 
 def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:

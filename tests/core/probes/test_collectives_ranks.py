@@ -106,6 +106,13 @@ def test_a_soak_tells_a_drift_from_begin_to_end(network: Any) -> None:
     assert 0.15 < said(findings, "cases drift, ")["by"] < 0.3
 
 
+def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(3), profile="quick").records(cases(size=ONE_SIZE), processes=6))
+    assert said(findings, "too short to tell")["fewest"] == 8
+    soak = said(findings, "Soak of {length}")
+    assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))
+
+
 def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
     values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
     assert chance_of_no_trend(values) == pytest.approx(scipy.stats.spearmanr(np.arange(8), values).pvalue)

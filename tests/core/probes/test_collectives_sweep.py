@@ -29,6 +29,12 @@ def test_in_a_tournament_all_meet_once_and_none_is_at_two_places(ranks: int) -> 
         assert len(busy) == len(set(busy))
 
 
+def test_every_two_ranks_are_a_pair_and_one_is_as_named() -> None:
+    for asked, patterns in (("all", ["0-1", "0-2", "0-3", "1-2", "1-3", "2-3"]), ("1-3", ["1-3"]), ("none", [])):
+        cases = [case.parameters for case in PROBE.sweep(axes(pairs=(asked,)))]
+        assert [p.pattern for p in cases if p.op == "ping_pong"] == patterns
+
+
 def test_under_a_launcher_the_ranks_are_those_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

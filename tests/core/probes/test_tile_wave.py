@@ -98,6 +98,13 @@ def test_the_picture_is_a_staircase_next_to_the_library_with_at_most_two_other_s
     assert all(len(panel.series) == 2 for panel in others)
 
 
+def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
+    wide = list(PROBE.sweep(axes(workers=(132,), across=(12,), offset=(0, 1), waves=(2,))))
+    assert {case.parameters.m for case in wide} == {12 * 64}
+    # 11 columns of 12 tiles fill one wave of 132 workers.
+    assert {case.parameters.n // 64 for case in wide} == {1, 10, 11, 12, 21, 22}
+
+
 def test_a_machine_that_obeys_the_law_is_explained_without_error_and_its_noise_is_the_laws_error() -> None:
     (law,) = remarks(findings(Machine()), "overhead")
     assert law.kind == "law"

@@ -169,6 +169,18 @@ def test_states_stand_beside_the_claim() -> None:
     assert {(each.measured.value, each.measured.base, each.outcome) for each in found} == {(8.0, "B", "holds")}
 
 
+def test_an_optimizers_state_stands_beside_the_memory_that_it_saved_by_the_guide() -> None:
+    asked = {"shape": "bert-large", "implementation": "foreach,bitsandbytes_8bit"}
+    cases = optimizer.PROBE.cases("quick", CPU, asked)
+    found = optimizer.PROBE.findings(records(cases, lambda case: 1.0, metrics=lambda case: {"state": 1e6}))
+    saved = {(row["optimizer"], row["way"]): row["by the guide"].value for row in lines(found, "Optimizers' state")}
+    assert saved == {
+        ("AdamW", "foreach"): 14949e6,
+        ("8-bit Adam", "bitsandbytes_8bit"): 13085e6,
+        ("Adafactor", "foreach"): 12295e6,
+    }
+
+
 # The message is half as long as the product and four fifths of it hide.
 PARTLY = {
     "product": 20e-3,

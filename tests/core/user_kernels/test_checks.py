@@ -95,6 +95,49 @@ def block_of(checks: UserChecks, first: int, samples: int, batch: int) -> list[f
     return list(checks.checking(PartStopwatch(checks._launches), False).time(lambda _: None, first, samples, batch))
 
 
+def test_before_timing_one_set_is_launched_on_two_inputs_and_on_each_of_another_kind() -> None:
+    launches = Launches(begin=lambda: None)
+    report = checks_of(launches).report()
+    usual = [("refresh", 0, USUAL), ("time", 0, 1, 1), ("verify", 0), ("give back", 0)]
+    other = [("refresh", 0, "sparse"), ("launch", 0), ("verify", 0), ("give back", 0)]
+    assert launches.asked == [*usual, *usual, *other, ("refresh", 0, USUAL), ("give back", 0)]
+    assert (report["launches_checked"], report["inputs_tried"]) == (3, [USUAL, "sparse"])
+
+
+@pytest.mark.parametrize(("launch_s", "later_s", "parts"), [(6e-3, 3e-3, 3), (6e-3, 2e-3, 1), (4e-3, 3e-3, 1)])
+def test_long_launches_have_fresh_inputs_each_until_they_take_half_as_long(launch_s, later_s, parts) -> None:
+    launches = Launches(launch_s)
+    checks = checks_of(launches)
+    block_of(checks, 0, 1, 1)
+    launches.launch_s = later_s
+    block_of(checks, 0, 1, 1)
+    launches.asked.clear()
+    assert block_of(checks, 4, 3, 1) == [later_s] * 3
+    timed = [asked for asked in launches.asked if asked[0] == "time"]
+    assert timed == ([("time", index, 1, 1) for index in (4, 5, 6)] if parts == 3 else [("time", 4, 3, 1)])
+
+
+def test_the_rest_of_a_block_follows_and_is_checked_as_long_as_there_is_time(monkeypatch) -> None:
+    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: min(2, limit - 1))
+    launches = Launches(check_s=0.3)
+    checks = checks_of(launches)
+    launches.now_s += 10
+    assert len(block_of(checks, 10, 5, 3)) == 5
+    timed = [("refresh", 18, USUAL), ("time", 10, 3, 3), ("verify", 18), ("give back", 18), ("time", 19, 2, 3)]
+    assert launches.asked == timed
+    launches.now_s += 10
+    launches.asked.clear()
+    assert len(block_of(checks, 10, 4, 1)) == 4
+    assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 10, 3, 1), ("time", 13, 1, 1)]
+
+
+def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_enough() -> None:
+    asked: list[int] = []
+    launches = Launches(audit=lambda count: asked.append(count) or (count, None))
+    checks_of(launches, budget=module.USUAL_BUDGET)._audit()
+    assert asked == [6] * 42  # an eighth of 0.05 s holds 6 launches of a millisecond, and 250 are enough
+
+
 @pytest.mark.parametrize(("wall_s", "reported_s", "passes"), [(1.0, 1.05, True), (1.0, 1.06, False), (4.0, 4.2, True)])
 def test_reported_times_are_no_longer_than_what_passed_but_for_a_twentieth(wall_s, reported_s, passes) -> None:
     launches = Launches()

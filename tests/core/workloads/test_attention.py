@@ -75,6 +75,15 @@ def test_a_backend_that_refuses_is_unsupported_with_the_reason(monkeypatch: pyte
         verified("sdpa_flash", CASES[1])
 
 
+@pytest.mark.parametrize("implementation", ["sdpa_math", "two_gemm", "two_gemm_products"])
+def test_a_score_matrix_larger_than_free_memory_is_refused_before_it_is_tried(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyperf_suite.hardware.memory.available_bytes", lambda: 10**6)
+    with pytest.raises(Unsupported, match=r"score matrix of 262144 pairs .* 0\.001 GB are free"):
+        verified(implementation, AttentionParameters(1, 4, 16, 256))
+
+
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     parameters = AttentionParameters(2, 4, 8, 3, 5, kv_heads=2, causal=True)
     work = ATTENTION.work(parameters)

@@ -32,6 +32,11 @@ def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> 
     np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
 
 
+def test_tfloat32_keeps_what_is_not_a_number() -> None:
+    array = np.array([np.nan, np.inf, -np.inf], np.float32)
+    np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
+
+
 def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
     return of(dtype, m, n, k, pad_to=pad_to, **changed)
 
@@ -55,6 +60,8 @@ def test_a_padded_product_is_the_product_whatever_is_padded(
     launches = verified(Case("matmul", padded(*shape, dtype=dtype, layout=layout), "torch_padded"))
     assert launches.kernel.details["padded"] == operands
     assert launches.kernel.details["slice"] == slicing
+    plain = verified(Case("matmul", of(dtype, *shape, layout=layout), "torch"))
+    assert not {"multiplied", "padded", "slice"} & {*plain.kernel.details}
     launches.poison()
     assert np.isnan(widen(launches.outputs(0)["c"], dtype)).all()
 

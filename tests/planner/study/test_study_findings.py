@@ -140,3 +140,17 @@ def test_the_micro_batch_that_would_fit_is_named_with_what_it_was_measured_to_ga
 def test_no_larger_one_is_offered_than_stays_clear_of_the_limit(two: Any) -> None:
     # 4 sequences hold 500 MiB, 8 hold 700: more than 95 % of 720.
     assert [each.values["batch"] for each in headroom(two(2.0, capacity=720))] == [4]
+
+
+def test_within_five_percent_of_the_limit_is_a_caution(two: Any) -> None:
+    (near,) = headroom(two(0.5, capacity=720))
+    assert (near.kind, near.values["used"].value) == ("caution", 700 * MIB)
+
+
+@pytest.mark.parametrize("changes", [{"micro_batches": 8}, {"vocab": 1024}])
+def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
+    changes: dict[str, Any], layout: Layout, visits: Visits
+) -> None:
+    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**changes), [0.1, 0.1])])
+    assert len(findings.tables) == 2
+    assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]

@@ -80,6 +80,14 @@ def test_without_room_for_one_rank_the_smallest_cut_that_fits_is_taken() -> None
     assert {each.verdict for each in steps if each.change.startswith("batch")} <= {"does not fit", ""}
 
 
+def test_a_measured_limit_counts_as_memory_that_is_not_there() -> None:
+    machine = Machine(scaling(0.05, 0.1, 4), holds=lambda p: 100.0 * p.batch)
+    machine.limit = 250.0
+    best = StudySearch(CASES, machine, pairs=2).run()
+    assert best is not None
+    assert best.parameters.batch == 2, "larger micro-batches are faster here, but hold more than the limit"
+
+
 def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() -> None:
     machine = Machine(lambda p: 1.0 / p.data)
     axes = replace(AXES, data=(1, 2), tensor=(1,), pipeline=(1,), batch=(1,), zero_stage=(0,))

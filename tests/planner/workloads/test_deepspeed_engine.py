@@ -96,6 +96,16 @@ def test_gradients_are_kept_of_the_iteration_that_is_watched_and_the_seed_comes_
         torch.testing.assert_close(data.gradient(mine), due.grad)
 
 
+def test_stage_micro_batches_and_offload_are_asked_for(double: list[Engine]) -> None:
+    _, data = cut(ParallelStepParameters(**{**vars(SMALL), "zero_stage": 3, "offload": "cpu"}))
+    zero = double[0].config["zero_optimization"]
+    assert zero["stage"] == 3
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}
+    assert double[0].config["train_micro_batch_size_per_gpu"] == SMALL.batch
+    assert double[0].config["gradient_accumulation_steps"] == SMALL.micro_batches
+    assert data.allocated() == {}, "what it holds is not counted by parts"
+
+
 def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyperf_suite.planner.workloads.parallel_step import require_possible
 
