@@ -43,6 +43,11 @@ def test_every_byte_arrives(way, size_bytes, tmp_path, monkeypatch):
         steps.close()
 
 
+def test_slots_of_small_copies_have_the_size_of_one():
+    steps = prepared("memcpy", 1 << 20)
+    assert [slot.size for slot in steps.cut(steps.target)] == [1 << 20] * steps.sets
+
+
 def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
     whole, calls = ctypes.memmove, []
     slots = prepared("memcpy", 100_000).sets
