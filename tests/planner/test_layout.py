@@ -241,15 +241,6 @@ def message(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_what_is_excluded_would_be_faster_and_names_the_nearest_that_fits(llama: Planned) -> None:
-    excluded = findings_of_layouts(llama, 5).tables[-1]
-    assert excluded.rows
-    for _, seconds, _, over, _, steps, _ in excluded.rows:
-        assert seconds.value < llama.best.seconds
-        assert over.value > 0
-        assert 1 <= steps.count("->") <= 3
-
-
 @pytest.mark.parametrize("columns", ["40", "80"])
 def test_a_narrow_table_keeps_the_time_and_whether_it_fits_and_says_in_its_heading_what_all_share(columns: str) -> None:
     arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")

@@ -23,7 +23,7 @@ from pyperf_suite.planner.sizing.step import Setting
 from pyperf_suite.probes.attention_heads import AttentionHeadsAxes, sweep
 from pyperf_suite.render.text import sentence
 from tests.commands import invoke
-from tests.records import printed_values
+from tests.records import printed_lines, printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
@@ -134,6 +134,8 @@ def test_size_reads_a_config(command, tmp_path):
     (step,) = printed_values(json.loads(result.stdout), "model", "seq")
     assert step["seq"] == 2048
     assert "over 4 key-value heads" in step["model"]
+    parts = printed_lines(json.loads(result.stdout), "Where a micro-batch goes")
+    assert sum(part["of the step"] for part in parts) == pytest.approx(1, abs=0.02)
     longer = command("size", "--config", str(tmp_path), "--gpu", "H200", "--seq", "4096", "--json")
     assert "4096 tokens" in str(json.loads(longer.stdout)["probes"][0]["cautions"])
 

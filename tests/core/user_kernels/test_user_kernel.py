@@ -498,6 +498,16 @@ def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
     assert re.search(r"time = [\d.]+ us \+ waves x [1-9][\d.]* us\nIt misses the 2 cases", law.stdout)
 
 
+def test_a_plain_kernel_imports_neither_numpy_nor_torch(bench):
+    bench(
+        "import pyperf_suite as suite\n@suite.kernel()\ndef kernel():\n"
+        "    return suite.launch(sorted, [2, 1], reference=sorted)\n"
+    )
+    result = measured(implementation="sorted")
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["kernel"]["details"]["versions"] == {}
+
+
 def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
     absent = ["psutil", "rich", "click", "scipy", "torch", "pytest"]
     program = (
