@@ -34,7 +34,7 @@ CATALOGUE = (
     ("run tile_wave -a schedule=magic", "magic"),
     ("run tile_wave -a tile", "'tile' is not an axis"),
     ("run tile_wave -a along=z", "along=z"),
-    ("run tile_wave -a across=0", "across=0"),
+    ("run tile_wave -a across=-1", "across=-1"),
     ("run tile_wave -a waves=99999999", "waves=99999999"),
     ("run tile_wave -a workers=99999999999999999999", "workers=99999999999999999999"),
     ("run tile_wave -a workers=0", "workers=0"),
