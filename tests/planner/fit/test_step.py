@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.calibration import POOLED, shipped_calibration
-from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstants
+from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstants, generation_of
 from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
@@ -41,7 +41,7 @@ def left_out(runs: list[PricedRun]) -> dict[str, Any]:
 
 
 def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun]:
-    own = [run for run in runs if (run.framework, run.generation) == (framework, generation)]
+    own = [run for run in runs if (run.framework, generation_of(run.run.gpu)) == (framework, generation)]
     assert len(own) > 10
     return own
 
@@ -81,7 +81,7 @@ def test_without_runs_a_constant_is_what_physics_says() -> None:
 def test_runs_left_out_are_predicted_as_well_as_measured(
     runs: list[PricedRun], left_out: dict[str, Any], framework: str, generation: str, how: str, worst: float
 ) -> None:
-    own = np.array([(run.framework, run.generation) == (framework, generation) for run in runs])
+    own = np.array([(run.framework, generation_of(run.run.gpu)) == (framework, generation) for run in runs])
     assert own.sum() > 10
     assert np.mean(np.abs(np.expm1(-left_out[how][own]))) < worst
 
