@@ -492,7 +492,8 @@ def test_where_nothing_is_timed_nothing_is_started_and_no_run_is_left(tmp_path, 
     assert not (tmp_path / "bench_results").exists()
 
 
-def test_where_nothing_is_collected_one_sentence_names_the_form_that_runs_the_suites_own_cases(pytester):
+def test_where_nothing_is_collected_one_sentence_names_the_form_that_runs_the_suites_own_cases(pytester, monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark switches itself off for it
     found = pytester.runpytest_subprocess("--benchmark-only")
     found.stdout.fnmatch_lines(["*pytest --pyargs pyperf_suite.benchmarks --benchmark-only"])
     assert "pyargs" not in pytester.runpytest_subprocess().stdout.str()

@@ -28,6 +28,7 @@ from pyperf_suite.planner.study.search import search_steps
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.workers import WorkerPool, Workers
+from tests.core.ranks.processes import ranks_of
 
 pytestmark = pytest.mark.slow
 
@@ -263,14 +264,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.C
 
 
 def _kill_rank_1(pid: int) -> bool:
-    for child in psutil.Process(pid).children(recursive=True):
-        try:
-            if "pyperf_suite.runner.worker" in child.cmdline() and child.environ().get("RANK") == "1":
-                child.kill()
-                return True
-        except psutil.Error:
-            continue
-    return False
+    try:
+        _, rank_1 = ranks_of(pid)
+        rank_1.kill()
+    except (ValueError, psutil.Error):  # ranks that have not all begun, or are over
+        return False
+    return True
 
 
 def test_a_rank_that_is_killed_costs_its_configuration_and_the_study_goes_on(killed) -> None:
