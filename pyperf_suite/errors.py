@@ -128,7 +128,9 @@ def out_of_memory(error: BaseException | None) -> str:
         lines = str(error).strip().splitlines() or [""]
         if isinstance(error, MemoryError) or any(words in lines[0] for words in _ALLOCATORS):
             asked = re.search(r"tried to allocate [0-9.,]+ \w+", lines[0], re.IGNORECASE)
-            return f"{OUT_OF_MEMORY}{f'tried{asked[0][5:]}' if asked else lines[0][:200] or type(error).__name__}"
+            if asked:
+                return f"{OUT_OF_MEMORY}tried{asked[0][5:]}"
+            return OUT_OF_MEMORY + (lines[0][:200] or type(error).__name__)
         error = error.__cause__ or error.__context__
     return ""
 

@@ -82,7 +82,9 @@ class RunRequest:
 
     def in_order(self, cases: Sequence[plans.PlannedCase]) -> tuple[plans.PlannedCase, ...]:
         """Shuffled by the seed; with a budget in an order that may be cut anywhere."""
-        return (plans.in_random_order if self.budget_s is None else plans.most_informative_first)(cases, self.seed)
+        if self.budget_s is None:
+            return plans.in_random_order(cases, self.seed)
+        return plans.most_informative_first(cases, self.seed)
 
     def plan(self) -> plans.Plan:
         """Plan the cases. Raises UserError for what cannot be planned."""
